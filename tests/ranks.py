@@ -40,9 +40,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     Raises:
         AssertionError: a rank raised, died or did not end in time, with that rank's traceback.
     """
-    os.environ["OMP_NUM_THREADS"] = "1"  # read by the fork server when it starts
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context = server()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             context.Process(target=_rank, args=(function, rank, world_size, folder, args))
@@ -57,6 +55,14 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
             for process in ranks:
                 process.kill()
                 process.join()
+
+
+def server() -> multiprocessing.context.ForkServerContext:
+    """Returns the context whose processes are forks of the server, which has imported what ranks need."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # read by the server when it starts
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
 
 
 def each(function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from zipfile import ZipFile
@@ -18,31 +20,38 @@ from benchmarks import absent_wheels
 from benchmarks.on_cuda import __main__ as on_cuda
 from benchmarks.on_cuda import center, host, timing
 from benchmarks.on_cuda.timing import Row
+from tests.ranks import GROUP, server
 
 ROOT = Path(__file__).parents[2]
 ROW = Row("hook, T", 8, "")
 
 
-@pytest.fixture(scope="module")
-def walked(tmp_path_factory):
-    """The folder of a dry run, and what it printed."""
-    out = tmp_path_factory.mktemp("cuda")
-    command = ["bash", str(ROOT / "benchmarks/cuda.sh"), "--dry-run", "--out", "here", "--wheels", "none"]
-    ended = subprocess.run(
-        command,
-        cwd=out,
-        env=os.environ | {"PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
-    return out / "here", ended.stdout
+def run_step(command, log):
+    """Runs a step's module as ``python -m`` does, with its log in a file."""
+    module, *words = command
+    sys.argv = [module, *words]
+    with log.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def forked(command, seconds, log):
+    """``on_cuda.step`` in a fork of the server that has imported torch and Megatron, so it starts at once."""
+    process = server().Process(target=run_step, args=(command, log))
+    process.start()
+    process.join(seconds)
+    status = process.exitcode  # None: it still runs
+    process.kill()
+    return "" if status == 0 else f"exit status {status}: {log.read_text()[-2000:]}"
 
 
 @pytest.mark.slow
-def test_a_dry_run_has_a_row_for_every_measurement(walked):
-    out, printed = walked
+@pytest.mark.xdist_group(GROUP)
+def test_a_dry_run_has_a_row_for_every_measurement(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(on_cuda, "step", forked)
+    words = ["--dry-run", "--out", "here", "--wheels", "none", "--cwd", str(tmp_path)]
+    status, out = on_cuda.main(words), tmp_path / "here"
+    printed = capsys.readouterr().out
+    assert status == 0, printed
     found = json.loads((out / "cuda.json").read_text())
     assert found["wrong"] == [] and set(found["tests"]) == {"skipped"}
     timed = {
@@ -68,6 +77,14 @@ def test_without_a_device_the_command_says_so(capsys, monkeypatch):
     )
     assert on_cuda.main(["--dry-run", "--slime", "no/such"]) == 2
     assert "--slime: expected a folder, got " in capsys.readouterr().err
+
+
+def test_the_script_hands_its_words_and_its_folder_on(tmp_path):
+    command = ["bash", str(ROOT / "benchmarks/cuda.sh"), "--dry-run", "--wheels", "none", "--slime", "a b"]
+    environment = os.environ | {"PYTHON": sys.executable}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"--slime: expected a folder, got {tmp_path / 'a b'}: check the path" in ended.stderr
 
 
 def test_a_contender_that_raises_or_comes_too_late_is_a_row_that_says_so(capsys):
