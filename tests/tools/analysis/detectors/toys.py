@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -91,8 +93,19 @@ def sampled(
 
 
 def run(count: int = 4, *, policy: Policy | None = None, **settings) -> list[DumpedRollout]:
-    """Several rollouts, the policy a step further in each."""
-    policy, rollouts = policy or Policy(), []
+    """Several rollouts, the policy a step further in each; a copy where no setting says otherwise."""
+    if policy is None and not settings:
+        return deepcopy(_plain(count))
+    return _run(count, policy or Policy(), settings)
+
+
+@cache
+def _plain(count: int) -> list[DumpedRollout]:
+    return _run(count, Policy(), {})
+
+
+def _run(count: int, policy: Policy, settings: dict) -> list[DumpedRollout]:
+    rollouts = []
     for number in range(count):
         rollouts.append(sampled(policy, number, **settings))
         policy.step()
