@@ -31,7 +31,7 @@ def encodable(text: str) -> str:
     >>> encodable("half \\ud83d")
     'half ?'
     """
-    return text.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def counted(count: int, word: str) -> str:

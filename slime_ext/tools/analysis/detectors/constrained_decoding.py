@@ -43,7 +43,7 @@ def _beside(part: DumpedRollout) -> Tensor:
     """Returns the row of ``Beside`` of each token, [T]; 2 if its log-prob is exactly 0."""
     forced = filled(part)
     near, ids = forced.clone(), part.segments.ids
-    for step in range(1, REACH + 1):
+    for step in range(1, REACH + 1) if forced.any() else ():
         same = ids[step:] == ids[:-step]
         near[step:] |= forced[:-step] & same
         near[:-step] |= forced[step:] & same

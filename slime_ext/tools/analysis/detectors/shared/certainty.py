@@ -17,7 +17,7 @@ def add_by_surprise(table: Tensor, places: Tensor, part: DumpedRollout) -> None:
         places: [T]; places behind the table count as its last.
     """
     index = places.floor().clamp(0, len(table) - 1) * SURPRISES + part.surprise
-    part.tabulate(table, index.long(), part.columns[[0, 1, 2, 5]])
+    part.tabulate(table, index.long(), [part.columns[i] for i in (0, 1, 2, 5)])
 
 
 def beyond_certainty(part: Tensor, others: Tensor) -> float:

@@ -39,16 +39,21 @@ class ChunkEdges(Measure):
         if not part.size or part.prompt_lengths is None:
             return
         columns, lengths = clipped(part), torch.tensor(part.lengths)
-        prompts = torch.tensor(part.prompt_lengths)
-        ends, whole = lengths.cumsum(0)[:, None], (prompts + lengths)[:, None]
-        for i, chunks in enumerate(CHUNKS):
-            number = torch.arange(1, chunks)
-            # The first ``whole % chunks`` chunks have one token more.
-            even = whole // chunks * number + number.minimum(whole % chunks)
-            padded = (whole + chunks - 1) // chunks * number
-            for row, first in enumerate((even, padded)):  # [S, chunks - 1] places in prompt and response
-                is_response = (first < whole) & (first >= prompts[:, None]) & (first > 0)
-                self.sums[row, i] += columns[:, (ends - whole + first)[is_response]].sum(1)
+        prompts = torch.tensor(part.prompt_lengths)[:, None]
+        ends, whole = lengths.cumsum(0)[:, None], prompts + lengths[:, None]
+        # For each number of chunks, the numbers of all chunks but the first, [starts].
+        chunks = torch.tensor([count for count in CHUNKS for _ in range(1, count)])
+        number = torch.tensor([i for count in CHUNKS for i in range(1, count)])
+        # Their first tokens in prompt and response, [S, starts]. If a sequence is split evenly, the first
+        # ``whole % chunks`` chunks have one token more.
+        even = whole // chunks * number + number.minimum(whole % chunks)
+        padded = (whole + chunks - 1) // chunks * number
+        for table, first in zip(self.sums, (even, padded), strict=True):
+            is_response = (first < whole) & (first >= prompts) & (first > 0)
+            sizes, at = [count - 1 for count in CHUNKS], ends - whole + first
+            starts = zip(table, at.split(sizes, 1), is_response.split(sizes, 1), strict=True)
+            for sums, places, is_held in starts:
+                sums += columns[:, places[is_held]].sum(1)
 
 
 class Edges(NamedTuple):

@@ -38,18 +38,19 @@ def texts_of(part: DumpedRollout) -> Texts:
     """Returns the texts of the first tokens of each sample; empty without token ids or prompts."""
     if not part.size or part.tokens is None or part.groups is None:
         return Texts(*(torch.zeros(0, dtype=torch.int64) for _ in Texts._fields))
-    segments = part.segments
-    at = ((segments.within < PREFIX) & part.finite).nonzero()[:, 0]
-    mixed = (part.tokens + 1) * MIXER * (2 * segments.within + 1)
+    at = (part.segments.within < PREFIX).nonzero()[:, 0]
+    sample, within = part.segments.ids[at], part.segments.within[at]
+    mixed = (part.tokens[at] + 1) * MIXER * (2 * within + 1)
     mixed = (mixed ^ (mixed >> 31)) * MIXER
     sums = mixed.cumsum(0)  # modulo 2^64
-    lengths = torch.tensor(part.lengths)
+    lengths = torch.tensor(part.lengths).clamp(max=PREFIX)
     before = torch.cat([sums.new_zeros(1), sums])[lengths.cumsum(0) - lengths]
     prompts = torch.tensor(part.groups) * 131 + torch.tensor(part.prompt_lengths)
-    keys = sums - segments.expand(before) + segments.expand(prompts * MIXER)
+    keys = sums + (prompts * MIXER - before)[sample]
     if part.versions is not None:  # other weights score the same text differently
-        keys = keys + (part.versions + 2) * (MIXER ^ (MIXER >> 17))
-    return Texts(at, (keys - mixed)[at], keys[at])
+        keys = keys + (part.versions[at] + 2) * (MIXER ^ (MIXER >> 17))
+    known = part.finite[at]
+    return Texts(at[known], (keys - mixed)[known], keys[known])
 
 
 # A context that is kept: log-probs of its tokens under the sampler, nats, then those under the trainer.

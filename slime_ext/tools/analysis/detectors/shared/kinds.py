@@ -70,7 +70,8 @@ class Sizes(Measure):
 
     def close(self, rollout: DumpedRollout) -> None:
         if self.grouped.any():
-            self.groups.append(GroupSizes(rollout.rollout_id, *(tuple(map(int, x)) for x in self.grouped)))
+            rows = (tuple(map(int, row)) for row in self.grouped.tolist())
+            self.groups.append(GroupSizes(rollout.rollout_id, *rows))
         self.grouped = zeros(3, SIZES)
 
 
