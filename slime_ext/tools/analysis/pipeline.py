@@ -143,8 +143,11 @@ def _glibc(name: str, *numbers: int) -> None:
 
 
 def keep_tensors_off_the_heap() -> None:
-    """Makes malloc map large tensors separately, so that freed memory returns to the system."""
-    _glibc("mallopt", M_MMAP_THRESHOLD, 4 << 20)
+    """Makes malloc map large tensors separately, so that freed memory returns to the system.
+
+    Large are those of a whole rollout. A row of a part has up to 2 MiB, and mapping it would take longer.
+    """
+    _glibc("mallopt", M_MMAP_THRESHOLD, 3 << 20)
 
 
 def use_one_thread() -> None:
