@@ -95,7 +95,8 @@ def _answer(prompt: list[int], tokens: list[int], recorded: list[float], whole: 
 def _parameters(setting: Setting) -> dict[str, object]:
     parameters = {"temperature": 1.0, "max_tokens": LONGEST, "ignore_eos": True} | dict(setting.parameters)
     parameters |= {"min_tokens": setting.minimum} if setting.minimum else {}
-    return parameters | ({"regex": setting.regex} if setting.regex else {})
+    grammars = {"regex": setting.regex, "json": setting.schema}
+    return parameters | {name: grammar for name, grammar in grammars.items() if grammar}
 
 
 if __name__ == "__main__":

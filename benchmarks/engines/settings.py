@@ -12,6 +12,7 @@ ORIGINAL = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
 FROM_MODEL = "end tokens of generation_config.json"
 LONGEST = 32  # tokens of an answer
 REGEX = "[a-z ]+"
+SCHEMA = '{"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}'
 NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
@@ -24,6 +25,7 @@ class Setting:
         parameters: sampling parameters beside temperature 1.
         minimum: answers have at least so many tokens, if they end at ENDS; SGLang's and vLLM's names differ.
         regex: grammar of the answers; SGLang's and vLLM's names differ.
+        schema: JSON schema of the answers; SGLang's and vLLM's names differ.
         original: whether SGLang runs with SGLANG_RETURN_ORIGINAL_LOGPROB=1. vLLM has no such variable.
     """
 
@@ -31,6 +33,7 @@ class Setting:
     parameters: Mapping[str, object] = field(default_factory=dict)
     minimum: int = 0
     regex: str = ""
+    schema: str = ""
     original: bool = False
 
     @property
@@ -59,6 +62,7 @@ SETTINGS = {
         "minimum length", {"stop_token_ids": list(ENDS), "ignore_eos": False}, minimum=LONGEST
     ),
     "regex": Setting("grammar (regular expression)", regex=REGEX),
+    "schema": Setting("grammar (JSON schema)", schema=SCHEMA),
     "ends": Setting(FROM_MODEL, {"ignore_eos": False}),
     "original": Setting(
         "temperature 0.7, top-k 20, SGLANG_RETURN_ORIGINAL_LOGPROB=1",

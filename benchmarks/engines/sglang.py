@@ -104,6 +104,7 @@ def _generate(url: str, setting: Setting, prompts: list[list[int]], **options: o
     )
     parameters |= {"min_new_tokens": setting.minimum} if setting.minimum else {}
     parameters |= {"regex": setting.regex} if setting.regex else {}
+    parameters |= {"json_schema": setting.schema} if setting.schema else {}
     request = {"input_ids": prompts, "sampling_params": parameters, "return_logprob": True, **options}
     body, kind = json.dumps(request).encode(), {"content-type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(f"{url}/generate", body, kind)) as reply:

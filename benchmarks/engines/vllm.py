@@ -29,14 +29,14 @@ def main(folder: str, mode: str, out: str) -> None:
     )  # fmt: skip
     answers = {}
     for name, (prompts, whole, parameters) in asked["requests"].items():
-        regex = parameters.pop("regex", "")
+        grammars = {name: parameters.pop(name) for name in ("regex", "json") if name in parameters}
         if "logit_bias" in parameters:
             parameters["logit_bias"] = {
                 int(token): value for token, value in parameters["logit_bias"].items()
             }
         rows = []
         for texts, count in ((prompts, 0), (whole, asked["vocabulary"])):
-            grammar = StructuredOutputsParams(regex=regex) if regex else None
+            grammar = StructuredOutputsParams(**grammars) if grammars else None
             params = SamplingParams(**parameters, logprobs=count, structured_outputs=grammar)
             replies = engine.generate([{"prompt_token_ids": text} for text in texts], params, use_tqdm=False)
             rows += [
