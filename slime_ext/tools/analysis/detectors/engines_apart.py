@@ -22,7 +22,8 @@ DETECTOR = Detector(
     """,
     threshold="""
         after the same text and from the same weight version, log-probs differ by 40% of the mean
-        |log-ratio|, by the 0.04 nats that bfloat16 makes, and by 3 times as much as the trainer's
+        |log-ratio|, by the 0.04 nats that bfloat16 makes, and by 3 times as much as the trainer's; where
+        samples are of two kinds, the squares are compared, without the least distance
     """,
     ruled_out="""
         Rounded weights, because they score the same text alike each time. The trainer, because its

@@ -10,7 +10,8 @@ from slime_ext.tools.analysis.measures.rollouts import RolloutSummary
 
 DETECTOR = Detector(
     severity="warning",
-    after=("other_run", "positive_log_probs", "greedy_sampling"),
+    # Misplaced log-probs make the other rollouts differ, though both sides compute alike.
+    after=("other_run", "positive_log_probs", "greedy_sampling", "other_log_probs", "permuted_log_probs"),
     explains=False,
     what="both sides' log-probs are bitwise equal: one is a copy, or both are computed alike",
     asks="100 tokens",

@@ -12,6 +12,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.detectors.shared.cached import CachedShares
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained, explained_by_tokens
+from slime_ext.tools.analysis.detectors.shared.parts import BFLOAT16_K3
 from slime_ext.tools.analysis.detectors.shared.twice import FEWEST, differs, twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -113,7 +114,7 @@ PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = 100, 3.0, 1e-3, 3.0
 def look(d: Diagnosis) -> Figures | None:
     """Finds that responses after a cached prefix are several times as far off as others."""
     again = d.of(CachedTwice).sums
-    if float(again[0]) >= FEWEST and differs(again, "sampler", is_in_some=True):
+    if float(again[0]) >= FEWEST and differs(again, "sampler", BFLOAT16_K3):
         return None  # answers after the same cached prefix differ, so something else separates them
     sums = d.of(Cached).sums
     (n, near, _), (m, other, square) = (row[1:] for row in sums.tolist())

@@ -201,3 +201,20 @@ def test_values_that_were_cut_from_the_end_of_padded_rows_are_put_back(side, of,
         assert f"of {of} neighbouring samples" in finding.title
     assert finding.severity == "error" and finding.explains > 0.9
     assert ("trainer" if side == "proximal" else "sampler") in finding.title
+
+
+def test_a_rollout_whose_order_is_right_is_no_copy_where_both_sides_compute_alike():
+    """Outputs that are sorted by length are not sorted back; in one rollout they were sorted already."""
+    rollouts = []
+    for r in run(noise=0.0):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        drawn = torch.randint(20, LENGTH + 1, (SAMPLES,), generator=g)
+        lengths = tuple((drawn.sort().values if r.rollout_id == 2 else drawn).tolist())
+        cut = with_lengths(r, lengths)
+        rows, values = cut.behavior.split(lengths), []
+        for begin in range(0, SAMPLES, 8):
+            order = sorted(range(begin, begin + 8), key=lengths.__getitem__)
+            packed = [torch.cat([rows[i], torch.zeros(LENGTH)]) for i in order]
+            values += [row[:size] for row, size in zip(packed, lengths[begin : begin + 8], strict=True)]
+        rollouts.append(replace(cut, proximal=torch.cat(values)))
+    assert set(findings(rollouts)) == {"other_log_probs"}

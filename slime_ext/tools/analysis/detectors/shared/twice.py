@@ -11,9 +11,12 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need
-from slime_ext.tools.analysis.detectors.shared.explained import explained_by_rest, whole_run
+from slime_ext.tools.analysis.detectors.shared.explained import (
+    explained_by_rest,
+    explained_by_tokens,
+    whole_run,
+)
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
-from slime_ext.tools.analysis.detectors.shared.parts import BFLOAT16_K3
 from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -96,35 +99,41 @@ def unrepeated(d: Diagnosis, side: str) -> Figures | None:
     are_few = kinds is None and (top_share(d.rollouts) >= FEW or (side == "sampler" and _are_few(d)))
     if are_few or samples.unrelated > samples.related:  # the log-probs of another text
         return None
-    if not differs(sums, side, is_in_some=kinds is not None and side == "sampler"):
+    # The far samples' own k3 is then beyond that of two engines, however few of the texts are theirs.
+    of_kinds = kinds if side == "sampler" else None
+    if not differs(sums, side, None if of_kinds is None else 0.0):
         return None
-    k3 = whole_run(d)[1]
-    whole = float(sums[-1])
-    left = 1 - min(squares[side == "trainer"] / whole, 1.0)
+    if of_kinds is None:
+        k3, left = whole_run(d)[1], 1 - min(squares[side == "trainer"] / float(sums[-1]), 1.0)
+        explains = explained_by_rest(d, k3, left * k3)
+    else:
+        explains = explained_by_tokens(d, *of_kinds.far[1:])
     return {
         "count": count,
         "spread": spread / count,
         "other": other / count,
         "absolute": absolute / count,
-        "explains": explained_by_rest(d, k3, left * k3),
+        "explains": explains,
     }
 
 
-def differs(sums: Tensor, side: str, *, is_in_some: bool) -> bool:
+def differs(sums: Tensor, side: str, least: float | None) -> bool:
     """Returns whether a side's log-probs of the same text differ more than two correct engines', and alone.
 
     Args:
         sums: [7], as ``Twice.sums``.
-        is_in_some: whether a part of the samples is known to be far off. The squares count then, because
-            the mean over all samples hides these. k3 of two engines is half the mean square of their
-            difference, which is the variance of one of them.
+        least: nats^2, if a part of the samples may be far off: their mean square at least. The mean over all
+            samples hides these. k3 of two engines is half the mean square of their difference, which is the
+            variance of one of them. None: only the means count.
     """
     count, *absolutes, distance = sums[:4].tolist()
     *squares, square = sums[4:].tolist()
     one, other = (0, 1) if side == "sampler" else (1, 0)
     if absolutes[one] >= max(BFLOAT16 * count, HELD * distance, TIMES * absolutes[other]):
         return True
-    return is_in_some and squares[one] >= max(BFLOAT16_K3 * count, HELD * square, TIMES**2 * squares[other])
+    if least is None or not squares[one]:
+        return False
+    return squares[one] >= max(least * count, HELD * square, TIMES**2 * squares[other])
 
 
 def _are_few(d: Diagnosis) -> bool:
