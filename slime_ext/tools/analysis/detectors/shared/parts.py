@@ -40,10 +40,14 @@ class FarValue(NamedTuple):
     others: Mean
     rollouts: tuple[int, ...]
     held: float  # share of the run's sum of k3
+    choices: float = 1.0  # number of sets of rollouts, for all values, of which this was chosen by its k3
 
     @property
     def z(self) -> float:
         """The number of standard errors between the logarithms of both k3; 0 if one is too uncertain.
+
+        Rollouts and value were chosen because k3 is large there. A chance p of one choice is at most n p for
+        the largest of n (union bound), which takes 2 log n off z^2.
 
         k3 is heavy-tailed, so its error grows with it: the difference of both k3 is hardly ever more than 3
         errors, however large their ratio is. The others may have the same tail without showing it yet, so
@@ -58,7 +62,8 @@ class FarValue(NamedTuple):
         if max(errors) > VAGUE or not self.far.k3:
             return 0.0
         error = math.hypot(*errors)
-        return math.log(self.far.k3 / near) / error if error else math.inf
+        z = math.log(self.far.k3 / near) / error if error else math.inf
+        return math.copysign(math.sqrt(max(z * z - 2 * math.log(self.choices), 0.0)), z)
 
 
 def mean_of(parts: Sequence[Part]) -> Mean:
@@ -107,9 +112,11 @@ def _of_value(label: str, value: str, rollouts: dict[int, list[Part]], whole: fl
     far, near = mean_of(far_parts), mean_of(others)
     usual = mean_of(others + rest)
     excess, every = (far.k3 - usual.k3) * far.tokens, whole - usual.k3 * (far.tokens + usual.tokens)
-    one = FarValue(
-        label, value, far, near, tuple(sorted(ids)), sum(p.k3 for p in far_parts) / max(whole, 1e-30)
-    )
+    held = sum(p.k3 for p in far_parts) / max(whole, 1e-30)
+    of_both = sum(1 < len({p.value for p in parts}) for parts in rollouts.values())
+    values = len({p.value for parts in rollouts.values() for p in parts})
+    choices = values * math.comb(of_both, len(ids))
+    one = FarValue(label, value, far, near, tuple(sorted(ids)), held, choices)
     is_far = far.k3 >= max(MATTERS, TIMES * usual.k3) and far.samples >= FEWEST and one.z >= SURE
     are_alone = near.samples >= FEWEST and (usual.k3 <= AGREES or one.held >= HOLDS)
     return one if is_far and are_alone and excess >= HOLDS * every else None
