@@ -35,6 +35,7 @@ NAMED = (
     "packing_leak",
     "repeated_routes",
 )
+UNRELATED = 0.5  # share of the far samples
 DENSE = 0.03  # median |l| over mean |l|
 FEWEST, HELD, TIMES = 40, 0.4, 3.0  # tokens; share of mean |l|; times the other side's
 # nats, the spread of a side's log-probs of one text. Two correct engines with the same weights in bfloat16
@@ -101,6 +102,8 @@ def unrepeated(d: Diagnosis, side: str) -> Figures | None:
         return None
     # The far samples' own k3 is then beyond that of two engines, however few of the texts are theirs.
     of_kinds = kinds if side == "sampler" else None
+    if of_kinds is not None and samples.unrelated > UNRELATED * of_kinds.far[0]:
+        return None  # the far samples have the log-probs of another text, as no other weights give it
     if not differs(sums, side, None if of_kinds is None else 0.0):
         return None
     if of_kinds is None:
