@@ -63,9 +63,10 @@ def _hook(name: str, document: str, channel: Channel = host_metrics) -> Callable
             cur_log_probs,
             advantages,
         )
-        loss = policy_loss.current()
-        # kwargs has what only some hosts pass, and ``loss`` what the host's policy loss does not pass.
-        return run(call.filled(kwargs, loss.keywords()), _configured(args, name, channel), loss.step)
+        # kwargs has what only some hosts pass, and ``loss_call`` what the host's policy loss does not pass.
+        loss_call = policy_loss.current()
+        call = call.filled(kwargs, loss_call.keywords())
+        return run(call, _configured(args, name, channel), loss_call.step)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__, function.__module__ = document, __name__

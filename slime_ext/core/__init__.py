@@ -16,7 +16,7 @@ Before its first call:
 
 In each call:
 
-    PolicyLoss          the running policy loss: its batch and its step, which it does not pass
+    LossCall            the running call of the policy loss: the batch and step that it does not pass
     HookCall            the host's arguments: lists with one tensor per sample
     Hook                the called function, as the run has configured it
     Parallel            this rank among those that share sequences

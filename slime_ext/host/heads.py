@@ -24,7 +24,7 @@ from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import published
 from slime_ext.host.memory import Memory
 from slime_ext.host.packing import pack_segments
-from slime_ext.host.policy_loss import PolicyLoss
+from slime_ext.host.policy_loss import LossCall
 from slime_ext.host.ranks import Parallel, parallel_state, sum_over
 from slime_ext.host.rollout_data import Samples
 from slime_ext.hosts import contract, running
@@ -111,13 +111,13 @@ def proximal_of(samples: Samples, *, is_moved: bool) -> Sequence[Tensor] | None:
 
 
 def at_logits(
-    positional: Sequence[Any], named: Mapping[str, Any], loss: PolicyLoss, host: running.Host
+    positional: Sequence[Any], named: Mapping[str, Any], loss_call: LossCall, host: running.Host
 ) -> Head | Support | None:
     """Makes the head, or the support, of a micro-batch's local response tokens.
 
     Args:
         positional, named: the arguments of the call of ``get_log_probs_and_entropy``.
-        loss: the policy loss that computes them.
+        loss_call: the call of the policy loss that computes them.
 
     Returns:
         The head or the support; None if the optimizer step has neither.
@@ -126,7 +126,7 @@ def at_logits(
         DataError: the samples are not those of the optimizer step.
         ConfigError: there are supports, and the host normalises its log-probs over the whole vocabulary.
     """
-    step, batch, logits = loss.step, loss.batch, positional[0]
+    step, batch, logits = loss_call.step, loss_call.batch, positional[0]
     if not step.heads or batch is None:
         return None
     places = step.samples.places(batch["loss_masks"])

@@ -19,7 +19,7 @@ from slime_ext.core.tokens import Tokens
 from slime_ext.errors import warn_once
 from slime_ext.host import staleness
 from slime_ext.host.packing import pack, require_flat, unpack_masks
-from slime_ext.host.policy_loss import PolicyLoss
+from slime_ext.host.policy_loss import LossCall
 from slime_ext.host.rollout_data import call_of
 from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.host.step_plan import plan_for
@@ -127,13 +127,13 @@ def changes_loss(args: Any, correction: Correction, step: OptimizerStep) -> bool
 
 
 @torch.no_grad()
-def observe(args: Any, loss: PolicyLoss) -> None:
+def observe(args: Any, loss_call: LossCall) -> None:
     """Measures a micro-batch whose policy loss did not call ``run``.
 
     It changes neither loss nor gradient.
     """
-    step, batch = loss.step, loss.batch or {}
-    if step.layout is None or not step.observes or loss.cur_log_probs is None:
+    step, batch = loss_call.step, loss_call.batch or {}
+    if step.layout is None or not step.observes or loss_call.cur_log_probs is None:
         return
     if batch.get("rollout_log_probs") is None:
         warn_once(NOT_RECORDED)
@@ -141,7 +141,7 @@ def observe(args: Any, loss: PolicyLoss) -> None:
         # warning says why nothing was measured.
         step.seen[()] = []
         return
-    target, proximal = [values.detach() for values in loss.cur_log_probs], batch.get("log_probs")
+    target, proximal = [values.detach() for values in loss_call.cur_log_probs], batch.get("log_probs")
     if not proximal:
         warn_once(TARGET_INSTEAD)
     more = {"train_log_probs": proximal or target, "cur_log_probs": target, "pg_loss": torch.cat(target)}

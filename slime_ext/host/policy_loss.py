@@ -1,6 +1,6 @@
 """Holds what the running policy loss has and does not pass to its hook.
 
-``startup`` wraps the host's policy loss and fills a ``PolicyLoss`` while it runs. A hook reads it once, with
+``startup`` wraps the host's policy loss and fills a ``LossCall`` while it runs. A hook reads it once, with
 ``current``, and hands it down: no function below ``slime_ext.tis`` asks what runs around it.
 """
 
@@ -18,8 +18,8 @@ from slime_ext.host.step_metrics import OptimizerStep, current_step
 
 
 @dataclass
-class PolicyLoss:
-    """One run of the host's policy loss.
+class LossCall:
+    """One call of the host's policy loss.
 
     Args:
         step: the optimizer step that it belongs to.
@@ -46,9 +46,9 @@ class PolicyLoss:
 
 
 # This is a context variable, because a loss may be computed again in another thread.
-RUNNING: ContextVar[PolicyLoss | None] = ContextVar("slime_ext_policy_loss", default=None)
+RUNNING: ContextVar[LossCall | None] = ContextVar("slime_ext_policy_loss", default=None)
 
 
-def current() -> PolicyLoss:
-    """Returns the policy loss that runs, or one without a batch if ``init`` has not wrapped it."""
-    return RUNNING.get() or PolicyLoss(current_step())
+def current() -> LossCall:
+    """Returns the running call of the policy loss; without a batch if ``init`` has not wrapped it."""
+    return RUNNING.get() or LossCall(current_step())

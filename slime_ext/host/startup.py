@@ -28,7 +28,7 @@ from slime_ext.errors import ConfigError
 from slime_ext.host import heads, policy_loss, proximal_heads, train_step, wrapping
 from slime_ext.host.configured import setup_for
 from slime_ext.host.hook import observe
-from slime_ext.host.policy_loss import PolicyLoss
+from slime_ext.host.policy_loss import LossCall
 from slime_ext.host.ranks import global_rank, parallel_state
 from slime_ext.host.step_metrics import current_step
 from slime_ext.hosts import contract, running
@@ -103,11 +103,11 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
         args, batch = call["args"], call["batch"]
         if batch.get("dynamic_cp_size") is not None:  # Relax sets it, whatever the flags say
             raise ConfigError(DYNAMIC)
-        this_run = PolicyLoss(current_step(), batch)
-        token = policy_loss.RUNNING.set(this_run)
+        loss_call = LossCall(current_step(), batch)
+        token = policy_loss.RUNNING.set(loss_call)
         try:
             loss = function(*positional, **named)
-            observe(args, this_run)
+            observe(args, loss_call)
         finally:
             policy_loss.RUNNING.reset(token)
         return loss
@@ -118,12 +118,12 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
 def _noting_log_probs(host: running.Host, function: Callable[..., Any]) -> Callable[..., Any]:
     def get_log_probs_and_entropy(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        loss = policy_loss.RUNNING.get()
-        if loss is not None:  # inside the policy loss; other calls only score tokens
+        loss_call = policy_loss.RUNNING.get()
+        if loss_call is not None:  # inside the policy loss; other calls only score tokens
             made = result[1] if isinstance(result, tuple) else result  # a bare dict up to v0.2.2 and in miles
-            if loss.cur_log_probs is None:
-                loss.cur_log_probs = list(made["log_probs"])
-            loss.head = heads.at_logits(args, kwargs, loss, host)
+            if loss_call.cur_log_probs is None:
+                loss_call.cur_log_probs = list(made["log_probs"])
+            loss_call.head = heads.at_logits(args, kwargs, loss_call, host)
         return result
 
     return get_log_probs_and_entropy

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slime_ext.host import heads
-from slime_ext.host.policy_loss import PolicyLoss
+from slime_ext.host.policy_loss import LossCall
 from slime_ext.host.ranks import Parallel
 from slime_ext.host.rollout_data import Samples
 from slime_ext.host.step_metrics import OptimizerStep
@@ -61,7 +61,7 @@ def at_logits(step, tmp_path, monkeypatch):
     tokens = [torch.zeros(total, dtype=torch.long) for total in totals]
     named = {"args": SimpleNamespace(save_debug_train_data="dump"), "unconcat_tokens": tokens, **lengths}
     batch = {"loss_masks": [step.samples.masks[place] for place in ORDER], **lengths}
-    head = heads.at_logits([logits], named, PolicyLoss(step, batch), running.current())
+    head = heads.at_logits([logits], named, LossCall(step, batch), running.current())
     rows = logits[0].log_softmax(-1).split(totals)
     of_responses = [
         row[total - n - 1 : total - 1].gather(1, step.heads[place][0].long())

@@ -13,7 +13,7 @@ from slime_ext import tis
 from slime_ext.errors import ConfigError
 from slime_ext.host import policy_loss, startup
 from slime_ext.host.configured import setup_for
-from slime_ext.host.policy_loss import PolicyLoss
+from slime_ext.host.policy_loss import LossCall
 from slime_ext.host.step_metrics import current_step
 from slime_ext.hosts import contract
 from tests import oracle
@@ -137,7 +137,7 @@ def test_nothing_is_held_after_a_loss_that_failed(host):
 
 def test_our_hooks_read_what_the_policy_loss_holds():
     target = [torch.full((2,), -1.0, requires_grad=True)]
-    token = policy_loss.RUNNING.set(PolicyLoss(current_step(), cur_log_probs=target))
+    token = policy_loss.RUNNING.set(LossCall(current_step(), cur_log_probs=target))
     lists = {key: [torch.zeros(2)] for key in ("train_log_probs", "rollout_log_probs")}
     lists["loss_masks"] = [torch.ones(2)]
     args = types.SimpleNamespace(eps_clip=0.2, eps_clip_high=0.2, use_tis=True)

@@ -17,7 +17,7 @@ import torch
 from slime_ext import presets, tis
 from slime_ext.core.tokens import Head
 from slime_ext.host import policy_loss
-from slime_ext.host.policy_loss import PolicyLoss
+from slime_ext.host.policy_loss import LossCall
 from slime_ext.host.step_metrics import current_step
 from slime_ext.hosts import contract
 
@@ -75,7 +75,7 @@ def call(name, how, seed=0, **more):
     if way == "renamed":
         kept["current_log_probs"] = kept.pop("cur_log_probs")
     batch = {"loss_masks": given["loss_masks"], "advantages": kept["advantages"]}
-    loss = PolicyLoss(current_step(), batch, kept.get("cur_log_probs"), kept["head"])
+    loss = LossCall(current_step(), batch, kept.get("cur_log_probs"), kept["head"])
     token = policy_loss.RUNNING.set(loss if way == "carried" else None)
     try:
         passed = {} if way == "carried" else kept
