@@ -276,8 +276,8 @@ MUTATIONS = {
     ),
     "a step's rejections depend on the others": Mutation(
         "core/state.py",
-        'StepEffect(self.step, "kept", unit, inside)',
-        'StepEffect(self.step, "kept", unit, kept)',
+        'StepRecord(self.step, "kept", unit, inside)',
+        'StepRecord(self.step, "kept", unit, kept)',
         "tests/core/metrics",
     ),
     "read ahead and go on from there": Mutation(

@@ -31,7 +31,7 @@ In each call:
     ExceedsLimit        a quantity to add up: how far a token is above a limit
     ByPosition          a quantity to add up: a value times the tokens before it
     State               weights and keep flags between two steps
-    StepEffect          what one step clipped or rejected, for metrics
+    StepRecord          the units that one step kept or clipped, for metrics
     SequenceStatistics  ratio and length of each sequence, for metrics
     Outcome             what the steps decided: weights, keep flags
     LossInputs          what a surrogate or term reads, 0 where a token does not count

@@ -187,7 +187,7 @@ class Correction:
             ratio=inputs.ratio,
             clipped=clipped,
             factor=weights if plan.scale is None else weights * expand("sequence", plan.scale),
-            step_effects=state.step_effects,
+            step_records=state.step_records,
             sequences=sequences,
             numbers=plan.numbers,
             head_factor=None if self.center is None else self._head_factor(inputs, plan),

@@ -164,11 +164,11 @@ def _tried_on(step: Step, state: State, inputs: StepInputs) -> tuple[State, Step
 def _check_effect(step: Step, before: State, after: State, inputs: StepInputs, here: str) -> None:
     weights = _of_response(inputs, after.unit, after.weights)
     changed = not torch.equal(weights, _of_response(inputs, before.unit, before.weights))
-    effects = after.step_effects[len(before.step_effects) :]
+    records = after.step_records[len(before.step_records) :]
     rejected = any(
-        not bool(_of_response(inputs, effect.unit, effect.flags).all())
-        for effect in effects
-        if effect.kind == "kept"
+        not bool(_of_response(inputs, record.unit, record.flags).all())
+        for record in records
+        if record.kind == "kept"
     )
     if not changed and not rejected:
         only_rejects = step.effects == {Effect.REJECT}

@@ -35,7 +35,7 @@ from slime_ext.ops.segments import AllSum
 if TYPE_CHECKING:
     from torch import Tensor
 
-BEFORE = -1  # the ``step`` of effects that come before the first step
+BEFORE = -1  # the ``step`` of records that come before the first step
 MODEST = 2.0**32  # a weight up to this number times a loss of ordinary size is finite in float32
 
 
@@ -57,8 +57,8 @@ class Plan:
 NO_PLAN = Plan()
 
 
-class StepEffect(NamedTuple):
-    """What one step did to each unit, independently of the other steps.
+class StepRecord(NamedTuple):
+    """Records what one step did to each unit, independently of the other steps.
 
     The flags mark the units that the step kept, or those whose weight it clipped.
     """
@@ -89,7 +89,7 @@ class Outcome:
     ratio: Tensor  # 1 at tokens that are not finite
     clipped: Tensor  # bool, where a bound changed a weight
     factor: Tensor  # what multiplies the loss: the weights, times the plan's scale if it has one
-    step_effects: tuple[StepEffect, ...] = ()  # what each step did, in order
+    step_records: tuple[StepRecord, ...] = ()  # what each step did, in order
     sequences: SequenceStatistics | None = None  # None unless observed
     numbers: Mapping[Step, Tensor] = field(default_factory=dict)  # the plan's, which terms read
     head_factor: Tensor | None = None  # [T] what multiplies C_t; None without ``center``
@@ -106,7 +106,7 @@ class State(NamedTuple):
             one.
         unit: the unit of the weights.
         clipped: bool, shaped like the weights: where a bound changed them. None: nowhere.
-        step_effects: what each step did, in order.
+        step_records: what each step did, in order.
         step: the place of the step that is running.
         log_ratio: shaped like the weights: the log of the ratios that they were made from, which is right
             even where a weight has become 0 or infinite. None: the log of the weights is right.
@@ -116,7 +116,7 @@ class State(NamedTuple):
     keep: Mapping[Unit, Tensor]
     unit: Unit = "token"
     clipped: Tensor | None = None
-    step_effects: tuple[StepEffect, ...] = ()
+    step_records: tuple[StepRecord, ...] = ()
     step: int = BEFORE
     log_ratio: Tensor | None = None
 
@@ -138,7 +138,7 @@ class State(NamedTuple):
     def before_step(self, place: int) -> State:
         """Returns the state that the step at a place gets."""
         return type(self)(
-            self.weights, self.keep, self.unit, self.clipped, self.step_effects, place, self.log_ratio
+            self.weights, self.keep, self.unit, self.clipped, self.step_records, place, self.log_ratio
         )
 
     def reweight(self, unit: Unit, ratio: Tensor, log_ratio: Tensor | None = None) -> State:
@@ -148,7 +148,7 @@ class State(NamedTuple):
             log_ratio: the log of the ratios, which coupled steps read. None: they read the log of ``ratio``,
                 and cannot tell apart ratios that have become 0 or infinite.
         """
-        return type(self)(ratio, self.keep, unit, None, self.step_effects, self.step, log_ratio)
+        return type(self)(ratio, self.keep, unit, None, self.step_records, self.step, log_ratio)
 
     def bound(self, weights: Tensor, log_ratio: Tensor | None = None) -> State:
         """Replaces the weights by bounded ones and records where they changed.
@@ -158,17 +158,17 @@ class State(NamedTuple):
         """
         changed = weights != self.weights
         clipped = changed if self.clipped is None else self.clipped | changed
-        effects = (*self.step_effects, StepEffect(self.step, "clipped", self.unit, changed))
-        return type(self)(weights, self.keep, self.unit, clipped, effects, self.step, log_ratio)
+        records = (*self.step_records, StepRecord(self.step, "clipped", self.unit, changed))
+        return type(self)(weights, self.keep, self.unit, clipped, records, self.step, log_ratio)
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside``, rejects the others, and records both."""
-        # Rejections commute, because flags are combined and weights stay. The effect has this step's flags
+        # Rejections commute, because flags are combined and weights stay. The record has this step's flags
         # alone: metrics count what it rejects by itself, and what it and the steps before it keep.
         kept = self.keep[unit] & inside if unit in self.keep else inside
-        effect = StepEffect(self.step, "kept", unit, inside)
-        keep, effects = {**self.keep, unit: kept}, (*self.step_effects, effect)
-        return type(self)(self.weights, keep, self.unit, self.clipped, effects, self.step, self.log_ratio)
+        record = StepRecord(self.step, "kept", unit, inside)
+        keep, records = {**self.keep, unit: kept}, (*self.step_records, record)
+        return type(self)(self.weights, keep, self.unit, self.clipped, records, self.step, self.log_ratio)
 
 
 @dataclass(frozen=True)
@@ -248,8 +248,8 @@ class StepInputs(Quantities):
         for unit in self.units:
             finite, count = (self.table[StatisticKey("sum", unit, name)] for name in ("finite", "count"))
             keep[unit] = finite == count
-        effects = (StepEffect(BEFORE, "kept", unit, kept) for unit, kept in keep.items() if unit != "token")
-        return State(torch.ones_like(self.log_ratio), keep, step_effects=tuple(effects))
+        records = (StepRecord(BEFORE, "kept", unit, kept) for unit, kept in keep.items() if unit != "token")
+        return State(torch.ones_like(self.log_ratio), keep, step_records=tuple(records))
 
     def kept(self, state: State) -> Tensor:
         """Returns the response tokens that a state keeps: [T] bool."""

@@ -393,7 +393,7 @@ def _check_tensor(where: str, unit: str, values: Tensor, sizes: Mapping[str, int
 
 def _check_effects(step: Step, where: str, before: State, state: State) -> None:
     """Raises ConfigError if the call did something that the class does not declare."""
-    kinds = {effect.kind for effect in state.step_effects[len(before.step_effects) :]}
+    kinds = {record.kind for record in state.step_records[len(before.step_records) :]}
     is_coupled = Need.WHOLE_STEP in step.needs
     # New weights without a call of ``reweight`` or ``bound`` count as bounded, if the class says so.
     sets = state.weights is not before.weights and "clipped" not in kinds and not is_coupled

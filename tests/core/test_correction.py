@@ -104,10 +104,10 @@ def test_what_every_step_did_is_told_apart():
     many = (*(Veto(0.5 * 0.9**i) for i in range(40)),)
     packed, _ = tokens(oracle.random_batch(0, wild=False))
     plan = Plan(keep=torch.zeros(packed.segments.count, dtype=torch.bool))
-    effects = {e.step: e for e in Correction(steps=many, group="atomic")(packed, plan).step_effects}
+    effects = {e.step: e for e in Correction(steps=many, group="atomic")(packed, plan).step_records}
     assert not effects[len(many)].flags.any() and set(effects) == {-1, *range(len(many) + 1)}
     for place, step in enumerate(many):
-        (alone,) = (e for e in Correction(steps=(step,))(packed).step_effects if e.step == 0)
+        (alone,) = (e for e in Correction(steps=(step,))(packed).step_records if e.step == 0)
         assert torch.equal(effects[place].flags, alone.flags) and alone.unit == "sequence"
 
 

@@ -162,7 +162,7 @@ def _affected(
     "clipped" and "rejected" look at one step alone; "kept" looks at that step and all earlier ones.
     """
     acted: dict[tuple[int, str], Tensor] = {}
-    for step, kind, unit, flags in outcome.step_effects:
+    for step, kind, unit, flags in outcome.step_records:
         row, join = segments.expand_to_tokens(unit, flags), operator.and_ if kind == "kept" else operator.or_
         acted[step, kind] = join(acted[step, kind], row) if (step, kind) in acted else row
     for effect in effects:
