@@ -59,7 +59,7 @@ MUTATIONS = {
     ),
     "inward for outward": Mutation("core/steps.py", '"sum", "ratio") > 0', '"sum", "ratio") < 0', SUITE),
     "touch the loss without --use-tis": Mutation(
-        "host/hook.py", "return bool(is_on) and ", "return ", "tests/test_tis.py"
+        "host/hook.py", 'return bool(getattr(args, "use_tis", False)) and ', "return ", "tests/test_tis.py"
     ),
     "count a recomputed loss twice": Mutation(
         "host/step_metrics.py",

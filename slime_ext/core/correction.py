@@ -515,7 +515,7 @@ class HookInputs:
         host_loss: [T] the host's policy loss, with grad.
         plan: numbers of the optimizer step; None treats the tokens as the whole step.
         bounds: the host's clip range.
-        acts: apply the correction to the loss; if False, only measure and return the loss unchanged.
+        changes_loss: whether to apply the correction; if not, only measure and return the host's loss.
         layout: the layout of the metrics to measure; None measures nothing.
         counts_sequences: whether this rank counts the sequences that it shares with others; one rank does.
     """
@@ -524,7 +524,7 @@ class HookInputs:
     host_loss: Tensor
     plan: Plan | None = None
     bounds: Bounds = field(default_factory=Bounds)
-    acts: bool = True
+    changes_loss: bool = True
     layout: MetricsLayout | None = None
     counts_sequences: bool = True
 
@@ -550,7 +550,7 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     tokens, layout = inputs.tokens, inputs.layout
     outcome = correction(tokens, inputs.plan, observe=layout is not None)
     loss, by_surrogate = inputs.host_loss, None
-    if inputs.acts:
+    if inputs.changes_loss:
         loss, by_surrogate = correction.loss(outcome, tokens, inputs.host_loss, inputs.bounds)
     clipped = outcome.clipped & outcome.finite
     clipped = clipped if by_surrogate is None else clipped | by_surrogate

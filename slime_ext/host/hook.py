@@ -86,7 +86,7 @@ def run(call: HookCall, hook: Hook, step: OptimizerStep) -> Result:
         call.pg_loss,
         plan=plan_for(call, correction, tokens, step) if correction.needs_plan else None,
         bounds=bounds_of(call.args, hook),
-        acts=changes_loss(call.args, correction, step),
+        changes_loss=changes_loss(call.args, correction, step),
         layout=step.layout if is_counted else None,
         counts_sequences=step.parallel.rank == 0,
     )
@@ -94,7 +94,7 @@ def run(call: HookCall, hook: Hook, step: OptimizerStep) -> Result:
     if is_counted:
         step.add(result)
     metrics = hook.channel(result, tokens)
-    if not inputs.acts:
+    if not inputs.changes_loss:
         return call.pg_loss, call.loss_masks, metrics
     if correction.mask_scope == "policy":
         return result.loss, call.loss_masks, metrics
@@ -122,8 +122,7 @@ def changes_loss(args: Any, correction: Correction, step: OptimizerStep) -> bool
 
     It only measures without --use-tis, with an identity correction, and after a guard's ``metrics_only``.
     """
-    is_on = getattr(args, "use_tis", False) and not step.leaves_loss_alone
-    return bool(is_on) and not correction.is_identity
+    return bool(getattr(args, "use_tis", False)) and not step.leaves_loss_alone and not correction.is_identity
 
 
 @torch.no_grad()

@@ -151,7 +151,7 @@ def missing_head(setup: Setup) -> str | None:
 def center_without_effect(setup: Setup) -> str | None:
     """``center`` is set, and the mean that it would subtract is already 0."""
     correction = setup.correction
-    if correction.center is None or not setup.acts or split(correction.steps)[0] != (Reweight(),):
+    if correction.center is None or not setup.changes_loss or split(correction.steps)[0] != (Reweight(),):
         return None
     # E_q[(p / q) grad log p] = E_p[grad log p] = 0 if p is the policy that is trained. With PPO's loss, or
     # with weights of the proximal policy, p is that policy only in the first step of a rollout.
@@ -168,4 +168,4 @@ def center_without_effect(setup: Setup) -> str | None:
 
 
 def _centers_the_hosts_loss(setup: Setup) -> bool:
-    return setup.correction.center is not None and setup.acts and not setup.replaces_loss
+    return setup.correction.center is not None and setup.changes_loss and not setup.replaces_loss

@@ -11,7 +11,9 @@ WITH_BASELINE = (None, "grpo", "gspo", "cispo")  # estimators that only subtract
 @rule(REFUSE, CORRECTION)
 def group_of_one_sample(setup: Setup) -> str | None:
     """``group`` is set, and each prompt has one sample."""
-    if not (setup.correction.group != "ignore" and setup.acts and setup.flags.n_samples_per_prompt == 1):
+    if not (
+        setup.correction.group != "ignore" and setup.changes_loss and setup.flags.n_samples_per_prompt == 1
+    ):
         return None
     return (
         f"slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {setup.correction.group}: use "
@@ -72,7 +74,7 @@ def rebaseline_beside_own_rewards(setup: Setup) -> str | None:
 
 
 def _rebaselines(setup: Setup) -> bool:
-    return setup.correction.group == "rebaseline" and setup.acts
+    return setup.correction.group == "rebaseline" and setup.changes_loss
 
 
 def _not_rebaselined(beside: str) -> str:

@@ -105,7 +105,10 @@ def _skips_proximal(setup: Setup) -> bool:
 def proximal_unknown_before_step(setup: Setup) -> str | None:
     """The correction needs proximal log-probs before the step, and REINFORCE uses the target's."""
     if not (
-        setup.correction.needs_plan and setup.acts and not setup.has_ratio and setup.is_second_step_trained
+        setup.correction.needs_plan
+        and setup.changes_loss
+        and not setup.has_ratio
+        and setup.is_second_step_trained
     ):
         return None
     return (
@@ -120,7 +123,10 @@ def proximal_unknown_before_step(setup: Setup) -> str | None:
 def ratio_applied_twice(setup: Setup) -> str | None:
     """The host's loss and the weights would both apply the ratio of trainer to sampler."""
     is_in_loss = (
-        setup.acts and setup.flags.use_rollout_logprobs and not setup.replaces_loss and setup.has_ratio
+        setup.changes_loss
+        and setup.flags.use_rollout_logprobs
+        and not setup.replaces_loss
+        and setup.has_ratio
     )
     if not (is_in_loss and setup.correction.sets_weights):
         return None
@@ -201,7 +207,7 @@ def discarded_dual_clip(setup: Setup) -> str | None:
 @rule(REFUSE, CORRECTION)
 def kept_denominator_beside_reducer(setup: Setup) -> str | None:
     """``denominator: kept`` is set beside a user's reducer."""
-    is_kept = setup.correction.denominator == "kept" and setup.acts
+    is_kept = setup.correction.denominator == "kept" and setup.changes_loss
     if not (is_kept and setup.flags.custom_pg_loss_reducer_function_path):
         return None
     return (
@@ -230,7 +236,7 @@ def sequence_weights_vanish(setup: Setup) -> str | None:
     tokens, steps = setup.flags.rollout_max_response_len, setup.correction.steps
     of_sequences = any(isinstance(step, Reweight) and step.level == "sequence" for step in steps)
     of_mean_1 = any(isinstance(step, Normalize) for step in steps)
-    if not (of_sequences and tokens and setup.acts and setup.function) or of_mean_1:
+    if not (of_sequences and tokens and setup.changes_loss and setup.function) or of_mean_1:
         return None
     bounds = weight_ranges(steps)[-1]
     mean, median = expected_weight(tokens, USUAL_K3, bounds.high)

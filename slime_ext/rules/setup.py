@@ -151,7 +151,7 @@ class Setup:
         return max(1, sizes[0] * sizes[1] // sizes[2]) if all(sizes) else 1
 
     @property
-    def acts(self) -> bool:
+    def changes_loss(self) -> bool:
         """Whether the correction changes the loss."""
         return self.flags.use_tis is not False
 
@@ -174,7 +174,7 @@ class Setup:
     @property
     def replaces_loss(self) -> bool:
         """Whether a surrogate of slime_ext replaces the host's loss."""
-        return self.acts and not isinstance(self.correction.surrogate, HostLoss)
+        return self.changes_loss and not isinstance(self.correction.surrogate, HostLoss)
 
     @property
     def has_ratio(self) -> bool:
@@ -194,7 +194,7 @@ class Setup:
         This is harmless in the first optimizer step of a rollout, and wrong from the second step on.
         """
         weighs = self.correction.numerator == "target" and self.correction.sets_weights
-        return weighs and self.acts and not self.replaces_loss and self.has_ratio
+        return weighs and self.changes_loss and not self.replaces_loss and self.has_ratio
 
     @property
     def is_second_step_trained(self) -> bool:
@@ -207,4 +207,4 @@ class Setup:
 
         It does not with a host's REINFORCE, where the proximal policy is the target.
         """
-        return self.correction.needs_proximal_head and self.acts and self.has_ratio
+        return self.correction.needs_proximal_head and self.changes_loss and self.has_ratio
