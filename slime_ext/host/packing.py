@@ -1,4 +1,9 @@
-"""Packs slime's lists and zig-zag context-parallel slices into flat tensors, and unpacks masks."""
+"""Packs slime's lists into flat tensors, and unpacks masks.
+
+Under context parallelism slime cuts a padded sequence into equal *chunks* and gives each rank two of them.
+The *shards* of a response are its tokens in these chunks. Tensors are *packed*: the shards of all sequences,
+one after another.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,7 @@ def pack_segments(
 ) -> Segments:
     """Makes the segments of a micro-batch from slime's lists.
 
-    slime holds full masks on every rank, and zig-zag slices of everything else.
+    slime holds full masks on every rank, and of everything else the rank's shards.
 
     Args:
         loss_masks: N x [R_i], any dtype, nonzero where the behavior policy sampled the token.
@@ -49,14 +54,14 @@ def pack_segments(
     shards: list[Shard] = []
     lengths = zip(total_lengths, response_lengths, padded_lengths or total_lengths, strict=True)
     for i, (total, response, padded) in enumerate(lengths):
-        runs = zigzag(total, response, here.rank, here.size, padded)
+        spans = zigzag(total, response, here.rank, here.size, padded)
         numbers = (here.rank, 2 * here.size - 1 - here.rank)
-        shards += [(i, start, stop, number) for (start, stop), number in zip(runs, numbers, strict=True)]
+        shards += [(i, start, stop, number) for (start, stop), number in zip(spans, numbers, strict=True)]
     return Segments(tuple(response_lengths), tuple(shards), mask, 2 * here.size, here.all_sum)
 
 
 def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
-    """Joins the lists of local slices into flat tensors [T], and checks every length.
+    """Packs the lists of a call into flat tensors [T], and checks every length.
 
     Raises:
         ConfigError: the host pads sequences to lengths that it did not pass.
