@@ -419,6 +419,7 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("penalties_in_record", preferred(presence_penalty=-1), "--sglang-preferred-sampling-params: expect"),
     ("penalties_in_record", preferred(logit_bias={'5': 2.0}), "--sglang-preferred-sampling-params: expe"),
     ("penalties_in_record", preferred(**IDLE), None),
+    ("penalties_in_record", preferred(presence_penalty=0), None),
     ("minimum_length_in_record", preferred(min_new_tokens=16), "--sglang-preferred-sampling-params: exp"),
     ("minimum_length_in_record", preferred(min_new_tokens=0), None),
     ("grammar_in_record", preferred(json_schema='{}'), "--sglang-preferred-sampling-params: expected no"),
@@ -552,8 +553,12 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
      "--rollout-batchsize and --eps-clip-hihg: expected flags of slime, got names that it does not define;"),
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--no-eps-clip-high", "--sglang-eps-clip-hihg"]}, None),
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--eps-clip-high"]}, None),
-    ("misspelt_host_flag", {"host": a_host(flags=lambda: frozenset({"--sglang-router-port"})),
-     "flag_names": ["--sglang-router-ports"]}, None),
+    ("misspelt_host_flag",
+     {"host": a_host(flags=lambda: frozenset({"--sglang-router-port", "--router-policy"})), "flag_names":
+      ["--sglang-router-ports", "--router-polcy"]}, None),
+    ("misspelt_host_flag", {**FLAGS, "flag_names": ["--eps-clip-hogh"]}, "--eps-clip-hogh: expected a flag"),
+    ("misspelt_host_flag", {**FLAGS, "flag_names": ["--esp-clip-high"]}, "--esp-clip-high: expected a flag"),
+    ("misspelt_host_flag", {**FLAGS, "flag_names": ["--rollout-batchsze"]}, "--rollout-batchsze: expected a"),
     ("misspelt_host_flag", {"flag_names": ["--eps-clip-hihg"]}, None),  # no host is known
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--router-batch-size", "--sglang-batch-size"]}, None),
     *(  # flags of Megatron beside those of miles that resemble them
