@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("layering")  # one worker parses the package
 ROOT = Path(__file__).parents[1] / "slime_ext"
 CPU = ROOT.with_name("slime_ext_cpu")
 CPU_FLOORS = (
@@ -169,12 +170,18 @@ def rank(path):
     return [floor(name, inside) or 0 for inside in ("", name.partition("/")[0] + "/") if inside in FLOORS]
 
 
+@functools.cache
+def imported_by(path):
+    """The names of ours that a file imports, at its top level or in a function."""
+    return [name for name in imported(parsed(path)) if name.startswith("slime_ext.")]
+
+
 @pytest.mark.parametrize("inside", FLOORS)
 def test_imports_run_downhill(inside):
     paths = [p for p in modules() if named(p).startswith(inside)]
     for path in paths:
         here = floor(named(path).removesuffix(".py").removesuffix("/__init__"), inside)
-        names = [n for n in imported(parsed(path)) if n.startswith("slime_ext.")]
+        names = imported_by(path)
         uphill = {n for n in names if here is not None and (floor(n, inside) or 0) > here}
         assert not uphill, path
 
