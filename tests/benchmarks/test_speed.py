@@ -15,6 +15,7 @@ from benchmarks.speed import center, overhead, request, run, scale, workloads
 from benchmarks.speed.__main__ import main
 from benchmarks.speed.cost import count, dispatched
 from benchmarks.speed.workloads import Batch
+from tests.ranks import GROUP, server
 
 
 def test_operations_waits_and_bytes_are_counted():
@@ -86,7 +87,11 @@ def test_center_prints_its_tables(capsys, monkeypatch, settled):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 def test_scale_prints_its_tables(capsys, monkeypatch, settled):
+    server()  # imports torch for the ranks
+    forked = functools.partial(torch.multiprocessing.start_processes, start_method="forkserver")
+    monkeypatch.setattr(torch.multiprocessing, "spawn", forked)
     monkeypatch.setattr(scale, "RANKS", (1, 2))
     small = ["--most", "100000", "--tokens", "65536", "--repeat", "1"]
     assert main(["scale", *small]) == 0

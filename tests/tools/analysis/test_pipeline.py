@@ -12,6 +12,7 @@ from slime_ext.tools.analysis.findings import measures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.pipeline import collect
 from slime_ext.tools.analysis.readers.find import find
+from tests.ranks import GROUP, server
 from tests.tools.analysis import dumps
 from tests.tools.analysis.synthetic import World, run
 from tests.tools.analysis.test_measures import counts_of
@@ -50,6 +51,9 @@ def test_processes_find_what_one_finds(folder):
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_told(folder):
+@pytest.mark.xdist_group(GROUP)
+def test_a_killed_process_is_told(folder, monkeypatch):
+    context = server()  # a process starts at once
+    monkeypatch.setattr("multiprocessing.get_context", lambda _: context)
     with pytest.raises(DataError, match="--jobs: expected every process to finish, got a killed process"):
         collect(find([folder]).jobs, {"d": Kills()}, processes=2)
