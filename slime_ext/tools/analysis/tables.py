@@ -66,9 +66,17 @@ def mean_of(total: float, count: float) -> float | None:
 
 def run_begins(*keys: Tensor) -> Tensor:
     """Returns where the runs of equal entries in tensors [N] begin, [runs] int64."""
-    changes = torch.ones(len(keys[0]), dtype=torch.bool)
-    changes[1:] = torch.stack([key[1:] != key[:-1] for key in keys]).any(0)
-    return torch.from_numpy(numpy.flatnonzero(changes.numpy()))
+    return torch.from_numpy(numpy.flatnonzero(_is_begin(*keys)))
+
+
+def _is_begin(*keys: Tensor) -> numpy.ndarray:
+    """Returns whether a run of equal entries begins at each place, [N] bool."""
+    is_begin = numpy.ones(len(keys[0]), dtype=bool)
+    first, *others = (key.numpy() for key in keys)
+    numpy.not_equal(first[1:], first[:-1], out=is_begin[1:])
+    for key in others:
+        is_begin[1:] |= key[1:] != key[:-1]
+    return is_begin
 
 
 def earlier(keys: Tensor) -> Tensor:
@@ -103,9 +111,9 @@ def tabulated(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tens
     Columns with the index ``size`` count nowhere. Neighbours often have the same index, so their sums are
     computed first.
     """
-    changes = numpy.not_equal(index[1:].numpy(), index[:-1].numpy())
-    if LONG_RUNS * (1 + numpy.count_nonzero(changes)) < len(index):
-        begins = run_begins(index)
+    is_begin = _is_begin(index)
+    if LONG_RUNS * numpy.count_nonzero(is_begin) < len(index):
+        begins = torch.from_numpy(numpy.flatnonzero(is_begin))
         index, rows = index[begins], run_sums(rows, begins)
     return _scattered(index.long(), rows, size + 1)[:, :size].T.contiguous()
 

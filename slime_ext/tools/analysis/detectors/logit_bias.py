@@ -41,7 +41,7 @@ class Unsure(Measure):
     def add(self, part: DumpedRollout) -> None:
         if part.size and part.tokens is not None:
             is_unsure = part.finite & (part.behavior < UNSURE)
-            self.ids += tabulated(torch.where(is_unsure, part.tokens.remainder(IDS), IDS), clipped(part), IDS)
+            self.ids += tabulated(torch.where(is_unsure, part.tokens & (IDS - 1), IDS), clipped(part), IDS)
             self.sizes += torch.bincount(size_bin(part.columns[1][is_unsure]), minlength=SIZES).double()
 
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.detectors.shared.clipped import k3_of
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import Explained, explained_by_rest, whole_run
 from slime_ext.tools.analysis.detectors.shared.padded import Padded
@@ -39,7 +38,9 @@ class Shifts(Measure):
         shifts = shifts_of(part).shifts
         back = aligned(part, shifts) if shifts.any() else part
         both = part.finite & back.finite
-        self.k3 += torch.stack([k3_of(x)[1, both].sum() for x in (part, back)])
+        sides = [part.columns[-1, both].sum()]
+        sides.append(sides[0] if back is part else back.columns[-1, both].sum())
+        self.k3 += torch.stack(sides)
 
 
 DETECTOR = Detector(

@@ -21,9 +21,3 @@ def clipped(part: DumpedRollout) -> Tensor:
     count, absolute, _, log_ratio, _, near = part.columns
     size = absolute.clamp(max=LARGEST)
     return torch.stack([count, log_ratio.clamp(-LARGEST, LARGEST), size, size.square(), near])
-
-
-def k3_of(part: DumpedRollout) -> Tensor:
-    """Returns 1 and k3 of each token, with |l| up to 5, [2, T]; 0 where l is unknown."""
-    count, *_, near = part.columns
-    return torch.stack([count, near])

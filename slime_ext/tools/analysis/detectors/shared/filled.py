@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.detectors.shared.clipped import k3_of
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
@@ -33,7 +33,8 @@ class Filled(Measure):
         zero = part.finite & (part.behavior == 0)
         self.doubted += int((zero & (part.proximal < DOUBTED)).sum())
         self.unlikely += int((zero & (part.proximal < UNLIKELY)).sum())
-        self.zeros += k3_of(part)[:, zero].sum(1)
+        count, *_, near = part.columns
+        self.zeros += torch.stack([count[zero], near[zero]]).sum(1)
 
 
 def filled(part: DumpedRollout) -> Tensor:

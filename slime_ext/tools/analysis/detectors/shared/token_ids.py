@@ -12,7 +12,7 @@ from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import tabulated, zeros
 
-IDS = 4096  # token ids are counted modulo this
+IDS = 4096  # token ids are counted modulo this power of 2
 
 
 @dataclass
@@ -25,4 +25,4 @@ class TokenIds(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         if part.size and part.tokens is not None:
-            self.sums += tabulated(part.tokens.remainder(IDS), clipped(part), IDS)
+            self.sums += tabulated(part.tokens & (IDS - 1), clipped(part), IDS)
