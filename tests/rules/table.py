@@ -534,6 +534,7 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
      "--custom-megatron-init-path: ... reads advantages, which no release of slime or miles passes to a"),
     ("missing_init", {"of": TARGET, "function": ""}, None),
     ("missing_init", {"of": TARGET, "trains": True, "custom_megatron_init_path": "my.init"}, None),
+    ("missing_init", {"of": TARGET, "trains": True, **INIT, "train_backend": "fsdp"}, None),
     ("missing_train_step", {"of": PLANNED, "host": a_host(has_step=False)}, "slime: expected a trainer with"),
     ("missing_train_step", {"of": PLANNED, "host": HOST}, None),
     ("missing_train_step", {"host": a_host(has_step=False)}, None),
