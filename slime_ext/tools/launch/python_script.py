@@ -124,9 +124,11 @@ def command_of(path: str, arguments: Sequence[str]) -> str:
     printed = [line.strip(" │") for line in run.stderr.splitlines() if any(map(str.isalnum, line))]
     if error is None or (is_usage and printed):  # argparse and typer print what they miss, and exit
         error = printed[-1] if printed else f"it ended with status {run.returncode}"
-    why = textwrap.shorten(error or "it ran no command with `ray job submit`", MOST, placeholder="...")
-    why = why.rstrip(";:. ")
-    lacks = (
-        "give what it lacks after --, or " if is_usage else "provide what it lacks here, or " if error else ""
-    )
-    raise ConfigError(f"{path}: expected a job that is submitted, got none: {why}: {lacks}{BY_HAND}")
+    if is_usage:
+        what = f"give what it lacks after --, or {BY_HAND}"
+    elif error:
+        what = f"provide what it lacks here, or {BY_HAND}"
+    else:
+        error, what = "it ran no command with `ray job submit`", BY_HAND
+    got = textwrap.shorten(error, MOST, placeholder="...").rstrip(";:. ")
+    raise ConfigError(f"{path}: expected a job that is submitted, got none: {got}: {what}")
