@@ -35,6 +35,8 @@ DETECTOR = Detector(
         "shared_place",
         "prompt_cut",
         "kv_precision",
+        "expert_routing",
+        "routing_flips",
     ),
     what="""
         the sampler uses another policy than the trainer trains: a teacher, base weights, another
