@@ -10,7 +10,6 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import Explained, explained_by_rest, whole_run
-from slime_ext.tools.analysis.detectors.shared.padded import Padded
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.measures.shifts import CLOSER, SHIFT_TOKENS, SHIFTS, aligned, shifts_of
@@ -79,8 +78,6 @@ SHIFTED_SEQUENCES, SHIFTED_SHARE = 2, 0.02  # sequences that are shifted while o
 def look(d: Diagnosis) -> Figures | None:
     """Finds log-probs of the sampler that are shifted by one or two tokens."""
     need_tokens(d, SHIFT_TOKENS)
-    if d.of(Padded).fit is not None:  # other samples are shifted by more, as permuted_log_probs says
-        return None
     fits = [
         (shifted / count, min(at, beside) / count, shift)
         for shift, (count, shifted, at, beside) in zip(SHIFTS, d.of(Shifts).sums.tolist(), strict=True)

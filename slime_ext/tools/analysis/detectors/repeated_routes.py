@@ -108,6 +108,7 @@ def look(d: Diagnosis) -> Figures | None:
         "prompt": rows.prompts,
         "again": rows.again if is_again else 0,
         "whole": rows.whole,
+        "is_proven": True,  # rows of other tokens are equal in all layers
     }
     count, distance = rows.sums.tolist()
     return figures | {"explains": explained_by_tokens(d, count, distance)} if count else figures
