@@ -60,7 +60,7 @@ class Explained(NamedTuple):
         is_bound: whether the cause also scatters l in a way that cannot be predicted. ``share`` is then the
             least that it explains, and the rest may be its scatter.
         is_most: whether ``share`` is the most that the cause explains, because the finding predicts no more
-            than that rollouts are alike.
+            than that rollouts are alike, or that later ones are further off.
     """
 
     share: float

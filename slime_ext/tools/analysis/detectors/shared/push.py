@@ -36,11 +36,13 @@ class Growth(NamedTuple):
     earlier: Sequence[RolloutSummary]
 
     def figures(self) -> Figures:
+        # Anything else that began then is in the same rollouts, so the share is the most that this explains.
+        explains = explained(K3.of_rollouts(self.since), K3.of_rollouts(self.earlier))
         return {
             "before": self.before,
             "late": self.late,
             "rollouts": tuple(s.rollout_id for s in self.since),
-            "explains": explained(K3.of_rollouts(self.since), K3.of_rollouts(self.earlier)),
+            "explains": explains._replace(is_most=True),
         }
 
 
