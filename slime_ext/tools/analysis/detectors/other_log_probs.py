@@ -288,10 +288,10 @@ def _begun(part: DumpedRollout, firsts: Tensor, lengths: Tensor) -> dict[int, in
     for rows in order.split(keys.unique_consecutive(return_counts=True)[1].tolist()):
         if len(rows) < 2:
             continue
-        own = rows[part.columns[-1][window[rows]].sum(1).argmin()]
-        is_other = (part.tokens[window[rows]] != part.tokens[window[own]]).any(1)
+        nearest = rows[part.columns[-1][window[rows]].sum(1).argmin()]
+        is_other = (part.tokens[window[rows]] != part.tokens[window[nearest]]).any(1)
         for row in rows[is_other].tolist():
-            sample, source = int(samples[row]), int(samples[own])
+            sample, source = int(samples[row]), int(samples[nearest])
             size = min(part.lengths[sample], part.lengths[source], MOST_BORROWED)
             here, there = (slice(at, at + size) for at in firsts[[sample, source]].tolist())
             is_equal = (bits[here] == bits[there]).long().cumprod(0) > 0

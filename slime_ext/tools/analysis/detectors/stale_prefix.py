@@ -113,8 +113,8 @@ PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = 100, 3.0, 1e-3, 3.0
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that responses after a cached prefix are several times as far off as others."""
-    again = d.of(CachedTwice).sums
-    if float(again[0]) >= FEWEST and differs(again, "sampler", BFLOAT16_K3):
+    twice = d.of(CachedTwice).sums
+    if float(twice[0]) >= FEWEST and differs(twice, "sampler", BFLOAT16_K3):
         return None  # answers after the same cached prefix differ, so something else separates them
     sums = d.of(Cached).sums
     (n, near, _), (m, other, square) = (row[1:] for row in sums.tolist())

@@ -69,8 +69,8 @@ def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ..
     record, results = record_of(diagnosis), {name: _result(name, diagnosis) for name in DETECTORS}
     there = {name: result for name, result in results.items() if not isinstance(result, Lacks)}
     reasons = {name: _excluded(name, record, results) for name, result in there.items() if result is not None}
-    found = {name: result for name, result in there.items() if result is not None and not reasons[name]}
-    shares = {name: None if "is_proven" in result else _explains(result) for name, result in found.items()}
+    kept = {name: result for name, result in there.items() if result is not None and not reasons[name]}
+    shares = {name: None if "is_proven" in result else _explains(result) for name, result in kept.items()}
     left = left_to_others(shares)
     findings: dict[str, Finding] = {}
     looked = []

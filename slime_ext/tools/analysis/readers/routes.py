@@ -87,15 +87,15 @@ def odd_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> Counter[st
         ids = _tokens(sample.ids, len(experts))
         end, steps, next_most = _longest_run(experts, _changes(ids, len(experts)))
         is_repeated = steps >= max(REPEATS, TIMES * next_most)
-        first, again = _stretch_again(experts, ids) if not is_repeated else (0, 0)
-        row.odd_experts = int(is_repeated or again > 0)
+        first, size = _stretch_again(experts, ids) if not is_repeated else (0, 0)
+        row.odd_experts = int(is_repeated or size > 0)
         if is_repeated:
             counts["repeated"] += 1
             counts["repeated_tokens"] += steps + 1
             counts["repeated_prompt"] += end <= row.prompt_length
-        elif again:
+        elif size:
             counts["again"] += 1
-            counts["again_tokens"] += again
+            counts["again_tokens"] += size
             counts["again_whole"] += not first
     return counts
 
