@@ -84,8 +84,9 @@ class ByRollout:
     rollouts: dict[int, Diagnosis] = field(default_factory=dict)
 
     def add(self, rollout: DumpedRollout) -> None:
-        """Measures a rollout."""
-        self.rollouts.setdefault(rollout.rollout_id, empty(self.vocabulary)).add(rollout)
+        """Measures a rollout, or each of several that are joined."""
+        for one in rollout.rollouts:
+            self.rollouts.setdefault(one.rollout_id, empty(self.vocabulary)).add(one)
 
 
 def empty(vocabulary: int | None) -> Diagnosis:
