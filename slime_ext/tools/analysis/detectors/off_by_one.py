@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import Explained, explained_by_rest, whole_run
+from slime_ext.tools.analysis.detectors.shared.padded import Padded
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.measures.shifts import CLOSER, SHIFT_TOKENS, SHIFTS, aligned, shifts_of
@@ -90,6 +91,9 @@ def look(d: Diagnosis) -> Figures | None:
         zip(d.of(Shifts).sequences.tolist(), SHIFTS, strict=True)
     )  # each compared separately
     every = d.sums.sequences
+    cut, shifted = d.of(Padded).fit, float(d.of(Shifts).sequences.sum())
+    if cut is not None and cut.short * every > shifted * d.sums.finite:
+        return None  # more samples are shifted, by more tokens, as permuted_log_probs says
     if sequences < max(SHIFTED_SEQUENCES, SHIFTED_SHARE * every):
         return None
     return {"sequences": sequences, "shift": best, "every": every, "explains": _explains(d)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ SIZES = (0, 2, 4, 8, 16, 32)
 SIDES = ("trainer", "sampler")
 # Tokens whose value is another token's; share of their distance that may remain; nats, mean |l| in place.
 LEAST, ELSEWHERE, FAR = 12, 0.2, 0.2
+MOST = 1.0  # nats, larger |l| count as this, so that no single far token looks like a cut
 
 
 class PutBack(NamedTuple):
@@ -34,7 +35,7 @@ class PutBack(NamedTuple):
     Attributes:
         side, size: indices of SIDES and SIZES.
         tokens: their number.
-        in_place, apart: sum of |l| as recorded and put back, nats.
+        in_place, apart: sum of |l| as recorded and put back, nats, each at most MOST.
         before, after: the same of k3.
         short, far: number of all tokens of samples that are shorter than the longest, and their sum of k3.
     """
@@ -58,6 +59,8 @@ class Padded(Measure):
         sums: [2, SIZES, 7] the sums of ``PutBack`` over rollouts that are far off, by the side that was cut
             and the size of a batch.
     """
+
+    version: ClassVar[int] = 2
 
     sums: Tensor = field(default_factory=lambda: zeros(2, len(SIZES), len(PutBack._fields) - 2))
 
@@ -115,7 +118,8 @@ def _put_back(rollout: DumpedRollout, early: Tensor, *, is_sampler: bool) -> Ten
     at, source = at[usable], source[usable]
     behavior, proximal = rollout.behavior.double(), rollout.proximal.double()
     there = proximal[source] - behavior[at] if is_sampler else proximal[at] - behavior[source]
-    count, absolute, *_, near = rollout.columns[:, at].sum(1)
+    count, *_, near = rollout.columns[:, at].sum(1)
     short, *_, far = rollout.columns[:, early > 0].sum(1)
+    in_place, apart = (x.abs().clamp(max=MOST).sum() for x in (rollout.log_ratio[at].double(), there))
     after = k3(there).clamp(max=MOST_K3).sum()
-    return torch.stack([count, absolute, there.abs().sum(), near, after, short, far])
+    return torch.stack([count, in_place, apart, near, after, short, far])
