@@ -583,7 +583,7 @@ REPORTS: dict[str, Report] = {
     "draft_values": Report(
         "Accepted draft tokens have the log-prob of the draft model.",
         "vllm-project/vllm#4378",
-        ("another_policy", "sparse", "other_log_probs"),
+        ("mixed_policies", "another_policy", "sparse"),
         world_of(handed=of_draft),
         "most tokens; a draft of weights that are 10 to 20% off",
     ),

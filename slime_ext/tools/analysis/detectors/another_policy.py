@@ -37,6 +37,7 @@ DETECTOR = Detector(
         "kv_precision",
         "expert_routing",
         "routing_flips",
+        "mixed_policies",
     ),
     what="""
         the sampler uses another policy than the trainer trains: a teacher, base weights, another

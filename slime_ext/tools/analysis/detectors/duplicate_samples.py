@@ -12,6 +12,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.kept_mass import Kept
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.mixed import mixed
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -105,6 +106,8 @@ TRUNCATED = (
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds more equal samples than chance makes, among those of a prompt or among all."""
+    # The chance follows from the recorded log-probs.
+    need(mixed(d) is None, "log-probs of the policy that drew the tokens")
     prints = sorted(d.of(Fingerprints).prints, key=lambda group: group.rollout_id)
     need(prints, "samples with a response")
     samples, prompts, surprise = (torch.cat(column) for column in list(zip(*prints, strict=True))[1:])

@@ -29,6 +29,7 @@ DETECTOR = Detector(
         "expert_routing",
         "routing_flips",
         "sparse",
+        "mixed_policies",
         "penalties",
         "rollouts_apart",
         "kv_precision",

@@ -40,6 +40,7 @@ DETECTOR = Detector(
         "resumed_wrong_weights",
         "parts",
         "experts",
+        "mixed_policies",
     ),
     what="responses come from older weights; a note if the dump records it and only k3 is not healthy",
     asks="versions, or rollout 0",

@@ -25,6 +25,7 @@ DETECTOR = Detector(
     side="honest",
     group="other_policy",
     after=(
+        "mixed_policies",
         "spoilt",
         "kept_mass",
         "scaled_log_probs",

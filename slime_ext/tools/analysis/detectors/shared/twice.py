@@ -33,6 +33,7 @@ NAMED = (
     "shared_place",
     "part_of_run",
     "packing_leak",
+    "mixed_policies",
     "repeated_routes",
 )
 UNRELATED = 0.5  # share of the far samples
