@@ -51,7 +51,8 @@ DETECTOR = Detector(
     """,
     ruled_out="""
         Old weights, precision and other weights, because they move all tokens, and |log-ratio| then
-        has one peak. A part of the run, because the share is the same in all samples.{% if is_above
+        has one peak. A part of the run, because the share then varies from sample to sample at least 3
+        times as much as that of independent tokens.{% if is_above
         %} Other routing at some tokens, because it leaves the mean ratio at 1.{% endif %}
     """,
     fix="""

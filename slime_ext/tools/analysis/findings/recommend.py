@@ -102,7 +102,7 @@ def _obstacle(total: Numbers, findings: Sequence[Finding]) -> Recommendation | N
         )
     if unclear := [f for f in findings if f.is_fault and (f.or_else or f.says == "symptom")]:
         return _unmade(
-            *(f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which" for f in unclear),
+            *(_unclear(f) for f in unclear),
             "find out first, as the finding says, because one of these may be a fault",
         )
     if total.tokens == total.nonfinite:
@@ -113,6 +113,13 @@ def _obstacle(total: Numbers, findings: Sequence[Finding]) -> Recommendation | N
             "with fewer a single sequence changes the shares by more than 1%",
         )
     return None
+
+
+def _unclear(finding: Finding) -> str:
+    """Returns what is unknown about a finding whose cause the dump does not tell."""
+    if finding.or_else:
+        return f"{' or '.join((finding.name, *finding.or_else))}: the dump cannot tell which"
+    return f"{finding.name}: it was seen, but it is not known to be the whole cause"
 
 
 def _why_lagging(total: Numbers, findings: Sequence[Finding], rollouts_per_push: int | None) -> str:

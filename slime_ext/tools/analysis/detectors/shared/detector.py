@@ -90,18 +90,24 @@ class Detector:
             rollouts=figures.get("rollouts", ()),
             **rendered,
         )
-        if explains := figures.get("explains"):
-            finding = _explaining(finding, explains)
         others = tuple(figures.get("or_else", ()))
+        if explains := figures.get("explains"):
+            finding = _explaining(finding, explains, is_open=bool(others))
         return _open(finding, others, figures["untold"]) if others else finding
 
 
-def _explaining(finding: Finding, explains: Explained) -> Finding:
+def _explaining(finding: Finding, explains: Explained, *, is_open: bool) -> Finding:
     """Returns the finding with the share of k3 that it explains.
 
     Unless the rest is healthy, an error becomes a warning, and its cause becomes what was seen.
+
+    Args:
+        is_open: whether other causes remain, each of which may explain the share.
     """
-    changes = {"evidence": f"{finding.evidence} {explains}", "explains": explains.share}
+    text = str(explains)
+    if is_open:
+        text = text.replace("This explains", "Whichever it is explains")
+    changes = {"evidence": f"{finding.evidence} {text}", "explains": explains.share}
     changes["explains_error"] = explains.error
     if finding.severity == "error" and not explains.is_cause:
         changes |= {"severity": "warning", "says": "symptom"}
