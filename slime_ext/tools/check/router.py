@@ -20,14 +20,19 @@ def dropped(fields: Collection[str]) -> dict[str, str]:
         release, spec = version("sglang-router"), importlib.util.find_spec("sglang_router")
         folders = spec.submodule_search_locations if spec else None
         modules = [file for folder in folders or () for file in Path(folder).glob("sglang_router_rs*.so")]
-        kept = {field for module in modules for field in fields if _contains(module, field.encode())}
+        states = [(module, module.stat().st_mtime_ns, module.stat().st_ino) for module in modules]
+        kept = {field for state in states for field in fields if _contains(*state, field.encode())}
     except (OSError, ValueError, PackageNotFoundError):
         return {}
     return {field: release for field in fields if field not in kept} if modules else {}
 
 
 @functools.cache
-def _contains(file: Path, text: bytes) -> bool:
-    """Searches a module of 90 MB, once per process because it takes longer than the rest of a check."""
+def _contains(file: Path, changed: int, inode: int, text: bytes) -> bool:
+    """Searches a module of 90 MB, once per process because it takes longer than the rest of a check.
+
+    Args:
+        changed, inode: of the file, so that another one in its place is searched again.
+    """
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(text) >= 0
