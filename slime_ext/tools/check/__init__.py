@@ -1,4 +1,4 @@
-"""Judges a launch in two passes, between the one that reads it and the one that prints.
+"""Judges a launch in two passes. Another pass reads it before, and another prints the answer.
 
 sources = named_sources(path)  tools/launch/sources.py: the flags and the keys of files, and what is unknown
 case = case_of(sources)        setup.py: the host's arguments, from flags and keys

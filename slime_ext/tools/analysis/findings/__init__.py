@@ -98,7 +98,7 @@ def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ..
 
 
 def left_to_others(shares: Mapping[str, Explained | None]) -> dict[str, str]:
-    """Returns which findings are suppressed, and by which: suppressed finding -> the other.
+    """Returns the suppressed findings, each with the finding that suppresses it.
 
     A finding suppresses those that come after it (BEFORE), because they look like it or follow from it. Which
     of two looks like the other, their shares decide: if the first leaves an unhealthy rest and the second a
@@ -128,7 +128,7 @@ def left_to_others(shares: Mapping[str, Explained | None]) -> dict[str, str]:
 
 
 def _explains_less(other: str, name: str, shares: Mapping[str, Explained | None]) -> bool:
-    """Returns whether a finding explains less than one that comes after it and does not follow from it."""
+    """Returns whether ``other`` explains less than the later ``name``, which does not follow from it."""
     one, more = shares[other], shares[name]
     if one is None or more is None or DETECTORS[other].group == SPOILT or ANY_CAUSE in DETECTORS[name].after:
         return False
