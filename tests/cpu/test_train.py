@@ -42,6 +42,7 @@ def flags_of(**given):
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "_run", lambda *given: pytest.fail("started"))
+    monkeypatch.setattr(train.machine, "_free", lambda place: 1 << 40)  # nothing is written: any disk will do
     return tmp_path
 
 
