@@ -20,6 +20,7 @@ from slime_ext.tools.analysis.texts import encodable
 
 VERSION = 1
 UNCORRECTED = "metrics_only"  # the preset that only measures; recommended if no correction is
+MEASURES = "keep measuring with this flag, which logs k3 and other metrics at each step and corrects nothing"
 Severity = Literal["error", "warning", "note"]
 FINDINGS = tuple(
     sorted(

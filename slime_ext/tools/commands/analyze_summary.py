@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from slime_ext.tools.analysis.document import UNCORRECTED, Document, PartOfRun
+from slime_ext.tools.analysis.document import MEASURES, UNCORRECTED, Document, PartOfRun
 from slime_ext.tools.analysis.headline import checks
 from slime_ext.tools.analysis.texts import counted, legible
 from slime_ext.tools.commands.output import PlainConsole
@@ -153,12 +153,14 @@ def _recommendation(screen: PlainConsole, document: Document) -> None:
     elif recommendation.is_made:
         said = f"compare runs with {escape(recommendation.name)} to runs without"
     else:
-        until = "yet, keep measuring" if recommendation.flags else "before the faults are fixed"
+        until = "yet" if recommendation.flags else "before the faults are fixed"
         said = f"no recommendation {until}"
     screen.print(f"\n[bold]{said}[/bold]")
     for reason in recommendation.reasons:
         _say(screen, f"  {reason}")
     if recommendation.flags:
+        if recommendation.name == UNCORRECTED:
+            _say(screen, f"  {MEASURES}:")
         _say(screen, f"  {recommendation.flags}", is_exact=True)
     for suggestion in document.suggestions:
         bounds = ", ".join(

@@ -15,7 +15,7 @@ from slime_ext.hosts import contract
 from slime_ext.tools import decision
 from slime_ext.tools.analysis.document import Effect, Finding, Numbers
 from slime_ext.tools.analysis.findings import DETECTORS
-from slime_ext.tools.analysis.findings.recommend import flags, recommend
+from slime_ext.tools.analysis.findings.recommend import flags, must_wait, recommend
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
 from tests.tools.analysis import dumps
@@ -160,6 +160,26 @@ def test_of_what_a_dump_cannot_tell_nothing_is_recommended():
         made = said(findings=[either], k3=0.4)
         assert not made.is_made and not made.candidates and made.name == "metrics_only"
         assert made.reasons[0].startswith("quantised") and words in made.reasons[0]
+
+
+# Findings beside which a correction may be recommended: the table has a row for the first two, and the others
+# are about samples and rewards.
+GO_ON = {"stale_weights", "quantised", "duplicate_samples", "left_out", "length_explosion", "no_advantage"}
+GO_ON |= {"reward_collapse", "selection_bias"}
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_recommendation_waits_for_every_fault_that_a_correction_would_hide(name):
+    """Over all detectors: nothing is recommended beside an error, an open cause or another warning."""
+    plain, error = finding(name, "warning"), finding(name, "error")
+    either = plain.model_copy(update={"or_else": ("routing_flips",)})
+    symptom = plain.model_copy(update={"says": "symptom"})
+    for one, waits in [(plain, name not in GO_ON), (error, True), (either, True), (symptom, True)]:
+        made = said(findings=[one], k3=0.2, staleness=2.0)
+        assert must_wait(one) is waits is not made.is_made, one.severity
+        if waits and name != "unexplained":  # whose reason is that the cause is unknown
+            assert made.name == "metrics_only" and name in made.reasons[0]
+    assert not must_wait(finding(name, "note")) and said(findings=[finding(name, "note")]).is_made
 
 
 def test_where_no_candidate_was_evaluated_it_says_so():

@@ -168,6 +168,13 @@ def test_json_on_stdout_is_json_alone(capsys, runs):
     assert status == 0 and json.loads(out)["name"] == "healthy" and "keep measuring" in err
 
 
+def test_the_flag_that_only_measures_says_what_it_does(capsys, runs):
+    _, out, _ = analyze(capsys, runs / "healthy")
+    lines = [line.strip() for line in out.splitlines()]
+    at = lines.index(INIT_FLAG)
+    assert lines[at - 1].endswith("which logs k3 and other metrics at each step and corrects nothing:")
+
+
 def test_thresholds_are_printed_as_they_are(capsys, runs, tmp_path):
     data = tmp_path / "r.json"
     _, out, _ = analyze(capsys, runs / "healthy", "--suggest", "0.1", "--json", data)

@@ -11,9 +11,9 @@ DETECTOR = Detector(
     side="honest",
     group="parts",
     after=NAMED,
-    what="the trainer scores the same text differently each time: dropout",
+    what="the trainer scores the same text differently each time, as with dropout",
     asks="samples of one prompt that begin with the same tokens",
-    title="The trainer gives the same text different log-probs each time: dropout.",
+    title="The trainer gives the same text different log-probs each time, as with dropout.",
     evidence="""
         {{ count | int }} tokens have the same text before them in another sample of their prompt.
         There the trainer's log-probs differ by {{ spread | nats }} between these samples, the

@@ -12,9 +12,9 @@ DETECTOR = Detector(
     says="symptom",
     group="parts",
     after=NAMED,
-    what="the sampler scores the same text differently in different samples: its engines differ",
+    what="the sampler scores the same text differently in different samples",
     asks="samples of one prompt that begin with the same tokens",
-    title="The sampler gives the same text different log-probs each time: its engines differ.",
+    title="The sampler gives the same text different log-probs each time.",
     evidence="""
         {{ count | int }} tokens have the same text before them in another sample of their prompt.
         There the sampler's log-probs differ by {{ spread | nats }} between these samples, the

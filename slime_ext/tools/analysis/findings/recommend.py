@@ -31,6 +31,16 @@ LEAST_SCALE, MOST_SCALE = 0.67, 1.5
 STALE = "stale_weights"  # the finding that the sampler's weights lag
 NOISY = "quantised"  # the finding that the sampler has lower precision
 UNKNOWN = "unexplained"  # the finding that something is wrong, without a cause
+TREATED = (STALE, NOISY)  # causes of a distance for which the decision table has a row
+# Findings about samples and rewards, which leave the log-probs as they are.
+BESIDE_LOG_PROBS = (
+    "duplicate_samples",
+    "left_out",
+    "length_explosion",
+    "no_advantage",
+    "reward_collapse",
+    "selection_bias",
+)
 # Flags of a run that round the sampler's weights, unless they have one of the values of WHOLE.
 ROUND = ("sglang_quantization", "sglang_torchao_config")
 WHOLE = (None, "", "none", "unquant")
@@ -50,7 +60,7 @@ def recommend(
     Args:
         effects: of the evaluated presets, and of the files of ``--config``.
         total: the run's numbers.
-        findings: of the run; nothing is recommended before errors are fixed.
+        findings: of the run; nothing is recommended while one of them ``must_wait``.
         files: name -> file of ``--config``; these corrections are tried after the table's preset.
         rollouts_per_push: rollouts from one push of weights to the next, as the dumps tell; None: unknown.
         flags_of_run: content of args.json.
@@ -86,24 +96,38 @@ def recommend(
     )
 
 
+def must_wait(finding: Finding) -> bool:
+    """Returns whether no correction is recommended before a finding is fixed or understood.
+
+    A correction hides a fault, so its recommendation waits for all faults. Two causes do not hold it back if
+    nothing else can be the cause, because the decision table says what to do about them: old weights and
+    rounded ones. Neither do warnings about samples and rewards, which leave the log-probs as they are.
+    """
+    is_open = bool(finding.or_else) or finding.says == "symptom"
+    if finding.severity == "error" or (finding.is_fault and is_open):
+        return True
+    return finding.is_fault and finding.name not in (*TREATED, *BESIDE_LOG_PROBS)
+
+
 def _obstacle(total: Numbers, findings: Sequence[Finding]) -> Recommendation | None:
     """Returns a recommendation that is not made, if findings or missing data prevent it."""
-    if faults := [f for f in findings if f.severity == "error"]:
+    waiting = [f for f in findings if must_wait(f)]
+    if errors := [f for f in waiting if f.severity == "error"]:
         return _unmade(
-            *(f"fix {f.name} first, because a correction would only hide it" for f in faults),
+            *(f"fix {f.name} first, because a correction would only hide it" for f in errors),
             "then analyse again",
             launch="",
         )
-    if any(f.name == UNKNOWN for f in findings):
+    if any(f.name == UNKNOWN for f in waiting):
         return _unmade(
             f"k3 {_said(total.k3)} has an unknown cause, so a correction might hide a fault, and nobody "
             "knows whether it would help",
             "find the cause first, as the finding says, then analyse again",
         )
-    if unclear := [f for f in findings if f.is_fault and (f.or_else or f.says == "symptom")]:
+    if waiting:
         return _unmade(
-            *(_unclear(f) for f in unclear),
-            "find out first, as the finding says, because one of these may be a fault",
+            *map(_reason_to_wait, waiting),
+            "do first what the finding says, then analyse again",
         )
     if total.tokens == total.nonfinite:
         return _unmade("no response token has finite log-probs of both policies, so nothing can be compared")
@@ -115,11 +139,13 @@ def _obstacle(total: Numbers, findings: Sequence[Finding]) -> Recommendation | N
     return None
 
 
-def _unclear(finding: Finding) -> str:
-    """Returns what is unknown about a finding whose cause the dump does not tell."""
+def _reason_to_wait(finding: Finding) -> str:
+    """Returns why a correction is not recommended beside a warning."""
     if finding.or_else:
         return f"{' or '.join((finding.name, *finding.or_else))}: the dump cannot tell which"
-    return f"{finding.name}: it was seen, but it is not known to be the whole cause"
+    if finding.says == "symptom":
+        return f"{finding.name}: it was seen, but it is not known to be the whole cause"
+    return f"{finding.name}: a correction would only hide it"
 
 
 def _why_lagging(total: Numbers, findings: Sequence[Finding], rollouts_per_push: int | None) -> str:

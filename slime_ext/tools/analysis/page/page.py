@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from slime_ext.tools.analysis.document import Document, Effect
+from slime_ext.tools.analysis.document import MEASURES, Document, Effect
 from slime_ext.tools.analysis.findings.recommend import cost
 from slime_ext.tools.analysis.headline import checks
 from slime_ext.tools.analysis.page.numbers import (
@@ -60,6 +60,7 @@ def render(document: Document, against: Document | None = None) -> str:
             tiles=tiles([d.total for d in documents]),
             looked=[looked(d) for d in documents],
             unfolded=UNFOLDED,
+            measures=MEASURES,
             pictures=pictures(documents),
             columns=COLUMNS,
             rows=rows(documents),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from slime_ext.tools.analysis.document import Looked
@@ -44,3 +45,11 @@ def test_no_fix_asks_for_what_no_engine_records():
     for detector in DETECTORS.values():
         fix = " ".join(detector.fix.split())
         assert "record log-probs from before" not in fix and "an engine reads by itself" not in fix
+
+
+@pytest.mark.parametrize("name", ["engines_apart", "dropout"])
+def test_a_title_does_not_name_the_one_cause_that_its_fix_leaves_open(name):
+    """The fix says that kernels look the same, so the title says what was measured."""
+    detector = DETECTORS[name]
+    assert "kernels" in detector.fix
+    assert ": " not in detector.title and "engines differ" not in f"{detector.title} {detector.what}"
