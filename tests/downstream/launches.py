@@ -23,6 +23,7 @@ from rich.table import Table
 from slime_ext.errors import SlimeExtError
 from slime_ext.tools.commands.check_answer import check
 from slime_ext.tools.launch import python_script
+from slime_ext.tools.launch.sources import named_sources
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "slime_ext_cpu/site"
@@ -185,7 +186,7 @@ def checked(found: list[Launch]) -> list[str]:
 
 def _said(script: Path) -> str:
     try:
-        check(str(script), environment=tuple(VARIABLES))
+        check(named_sources(str(script), environment=tuple(VARIABLES)))
     except SlimeExtError as error:
         return str(error)
     return ""

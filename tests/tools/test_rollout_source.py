@@ -11,6 +11,7 @@ from slime_ext.rules.setup import UNREAD
 from slime_ext.tools.check import router
 from slime_ext.tools.check.rollout_source import parameters_of
 from slime_ext.tools.commands.check_answer import check
+from slime_ext.tools.launch.sources import named_sources
 
 ARGUMENTS = "args, sample, sampling_params, evaluation=False"
 # (statements of the function, what it sets)
@@ -92,7 +93,7 @@ LAUNCH = (
 def rules_of(folder, flags):
     script = folder / "run.sh"
     script.write_text(f"{LAUNCH} {flags}")
-    return {line.rule.name: line.message for line in check(str(script)).notes if line.rule}
+    return {line.rule.name: line.message for line in check(named_sources(str(script))).notes if line.rule}
 
 
 @pytest.mark.parametrize("flag", ["--rollout-function-path", "--custom-generate-function-path"])

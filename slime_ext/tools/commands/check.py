@@ -79,11 +79,14 @@ def main(argv: list[str]) -> int:
     from slime_ext.tools.commands import cli
     from slime_ext.tools.commands.check_answer import Answer, check
     from slime_ext.tools.commands.output import WIDE, console, table
+    from slime_ext.tools.launch.sources import named_sources
 
     try:
         _forbid_ignoring(args.ignore)
         host = None if args.host is None else named_checkout(args.host)
-        answer = check(args.file, args.args, script_words, host, run=args.run, environment=args.env)
+        answer = check(
+            named_sources(args.file, args.args, script_words, host, run=args.run, environment=args.env)
+        )
     except SlimeExtError as error:
         line = line_of(error)
         if args.json:

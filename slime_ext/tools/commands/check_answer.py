@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,6 @@ from slime_ext.config.foreign import FOREIGN
 from slime_ext.config.words import brief, one_line
 from slime_ext.errors import cut
 from slime_ext.hosts import contract
-from slime_ext.hosts.code import HostCode
 from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.flags import ARGUMENTS
 from slime_ext.rules.configuration import BOUNDS
@@ -24,7 +23,7 @@ from slime_ext.tools import decision
 from slime_ext.tools.check.lines import judged
 from slime_ext.tools.check.setup import DESTS, OFFERED, Case, Use, case_of
 from slime_ext.tools.launch.launch import Launch, Unread, WrittenFlag
-from slime_ext.tools.launch.sources import named_sources
+from slime_ext.tools.launch.sources import Sources
 from slime_ext.tools.wording import needs
 
 ADDS = {  # what the flags of an offer do
@@ -80,21 +79,12 @@ class Answer:
         return "ok" if self.uses_ours else "unused"
 
 
-def check(
-    path: str,
-    args_path: str | None = None,
-    arguments: Sequence[str] = (),
-    host: HostCode | None = None,
-    *,
-    run: bool = False,
-    environment: Sequence[str] = (),
-) -> Answer:
-    """Checks a launch script or a YAML file. The arguments are those of ``named_sources``.
+def check(sources: Sources) -> Answer:
+    """Checks a launch script or a YAML file that ``named_sources`` read.
 
     Raises:
         ConfigError: the first mistake.
     """
-    sources = named_sources(path, args_path, arguments, host, run=run, environment=environment)
     return answer_of(*judged(case_of(sources)))
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from slime_ext.tools.commands.check_answer import check
 from slime_ext.tools.launch.read import read_script
+from slime_ext.tools.launch.sources import named_sources
 from tests.tools.commands.in_process import run
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -136,7 +137,7 @@ def script(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("line", WAYS.strip("\n").split("\n"))
 def test_a_script_that_may_change_the_file_is_not_ok(script, line):
-    answer = check(script(line))
+    answer = check(named_sources(script(line)))
     said = " ".join(map(str, answer.unasked))
     assert answer.status == "incomplete" and "may change cfg.yaml before the launch" in said
     assert "truncate(high 2)" in answer.rows["steps"]  # as it is on disk
@@ -144,7 +145,7 @@ def test_a_script_that_may_change_the_file_is_not_ok(script, line):
 
 @pytest.mark.parametrize("line", HONEST.strip("\n").split("\n"))
 def test_a_script_that_names_the_file_only_in_the_launch_is_ok(script, line):
-    answer = check(script(line))
+    answer = check(named_sources(script(line)))
     assert (answer.status, answer.unasked) == ("ok", ())
 
 
@@ -166,12 +167,12 @@ def test_the_line_that_may_change_the_file_is_named(script, line, capsys):
 def test_a_file_that_only_the_script_writes_leaves_the_correction_unknown(script, tmp_path):
     (tmp_path / "link.yaml").unlink()
     (tmp_path / "cfg.yaml").unlink()
-    answer = check(script("echo 'slime_ext: {preset: geo_rs}' > cfg.yaml"))
+    answer = check(named_sources(script("echo 'slime_ext: {preset: geo_rs}' > cfg.yaml")))
     assert answer.status == "incomplete" and "known only where the script runs" in answer.line
     assert read_script("run.sh").edits == ("run.sh:1",)
 
 
 def test_a_file_that_is_named_beside_the_script_is_judged(script, tmp_path):
     (tmp_path / "saved.yaml").write_text(ON_DISK.replace("2", "5"))
-    answer = check("saved.yaml", script("sed -i s/2/1/ cfg.yaml"))
+    answer = check(named_sources("saved.yaml", script("sed -i s/2/1/ cfg.yaml")))
     assert answer.status == "ok" and "truncate(high 5)" in answer.rows["steps"]
