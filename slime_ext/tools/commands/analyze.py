@@ -16,7 +16,7 @@ from typing import Any
 
 from slime_ext.config.files import read_mapping
 from slime_ext.errors import ConfigError, did_you_mean
-from slime_ext.tools.analysis.document import FINDINGS, Document, Finding
+from slime_ext.tools.analysis.document import FINDINGS, Document, Finding, json_of
 from slime_ext.tools.analysis.readers.find import NoDumps, RolloutRanges, dumps_of
 from slime_ext.tools.analysis.readers.flags import files_of_flags
 from slime_ext.tools.analysis.request import SHORTLIST, Request
@@ -367,7 +367,7 @@ def _write_page(path: str, documents: Sequence[Document]) -> None:
 
 
 def _write_json(path: str, documents: Sequence[Document]) -> None:
-    texts = [document.model_dump_json(indent=1) for document in documents]
+    texts = [json_of(document, indent=1) for document in documents]
     text = texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
     if path == STDOUT:
         print(text, flush=True)

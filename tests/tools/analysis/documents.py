@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 from slime_ext.tools.analysis import document as d
@@ -56,7 +57,7 @@ def document(name="healthy", noise=0.02, rollouts=6, **changes):
             ),
         ),
         "effects": effects,
-        "recommendation": recommend(effects, total.model_copy(update={"ess_sequence": 0.5})),
+        "recommendation": recommend(effects, replace(total, ess_sequence=0.5)),
         "suggestions": suggest(found, 0.05),
     }
     return d.Document(**fields | changes)

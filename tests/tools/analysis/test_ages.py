@@ -120,7 +120,7 @@ def test_bounds_that_do_not_decide_recommend_nothing():
     made = recommend((), numbers)
     assert not made.is_made and "nobody knows whether they lag" in made.reasons[0]
     assert "slime_ext.host.log_rollout" in made.reasons[1]
-    known = recommend((), numbers.model_copy(update={"staleness": 0.95, "least_staleness": None}))
+    known = recommend((), replace(numbers, staleness=0.95, least_staleness=None))
     assert "0.95 versions old" in known.reasons[0]  # of train_async.py, whose rollout 0 is fresh
 
 

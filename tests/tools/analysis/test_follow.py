@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from slime_ext.errors import DataError
+from slime_ext.tools.analysis.document import json_of
 from slime_ext.tools.analysis.follow import Follower
 from slime_ext.tools.analysis.readers import dumps as reader
 from slime_ext.tools.analysis.request import Request
@@ -96,7 +97,7 @@ def test_it_finds_what_a_whole_reading_finds(tmp_path, made, capsys):
         drop(made, folder, number)
         alerts += looked(follower)[1]
     assert cli.main(["analyze", str(made), "--json", "-"]) == 0
-    whole, mine = json.loads(capsys.readouterr().out), json.loads(follower.document().model_dump_json())
+    whole, mine = json.loads(capsys.readouterr().out), json.loads(json_of(follower.document()))
     for key in ("total", "findings", "timeline", "effects", "recommendation"):
         assert mine[key] == whole[key], key
     assert set(alerts) >= {finding["name"] for finding in whole["findings"]} != set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_a_pipe_is_written_into(tmp_path):
 
 
 def test_characters_that_hide_others_are_shown_on_the_page_and_on_the_terminal(tmp_path, capsys):
-    page = render(document().model_copy(update={"name": f"run{HIDDEN}", "paths": (f"/x{HIDDEN}",)}))
+    page = render(replace(document(), name=f"run{HIDDEN}", paths=(f"/x{HIDDEN}",)))
     assert not set(HIDDEN) & set(page) and r"run\u202e\u2066\x1b\x9b\u200f" in page
     folder = tmp_path / f"a{HIDDEN}"
     dumps.write_run(folder, run(World(rollouts=1, samples=4, length=8)))

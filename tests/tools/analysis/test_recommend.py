@@ -55,7 +55,7 @@ def said(**changes):
     keywords = ("rollouts_per_push", "flags_of_run")
     about_run = {key: changes.pop(key) for key in keywords if key in changes}
     findings = changes.pop("findings", ())
-    return recommend(effects(), SHORT.model_copy(update=changes), findings, **about_run)
+    return recommend(effects(), replace(SHORT, **changes), findings, **about_run)
 
 
 STALE = finding("stale_weights", "warning")
@@ -117,7 +117,7 @@ def test_what_is_recommended_has_its_flags_and_what_is_not_only_measures():
     """No text says to try a correction beside flags that only measure, and no text ranks two presets."""
     costly = effects(token_tis={"ess": 0.1})
     for changes in ({}, {"k3": 0.02}, {"staleness": 3.0}, {"findings": (STALE,)}, {"findings": (NOISE,)}):
-        total = SHORT.model_copy(update={k: v for k, v in changes.items() if k != "findings"})
+        total = replace(SHORT, **{k: v for k, v in changes.items() if k != "findings"})
         for evaluated in (effects(), costly):
             made = recommend(evaluated, total, changes.get("findings", ()))
             is_trial = "compare runs with" in " ".join(made.reasons).lower()
@@ -156,7 +156,7 @@ def test_of_what_a_dump_cannot_tell_nothing_is_recommended():
         ({"or_else": ("stale_weights",)}, "the dump cannot tell which"),
         ({"says": "symptom"}, "not known to be the whole cause"),
     ):
-        either = finding("quantised", "warning").model_copy(update=changes)
+        either = replace(finding("quantised", "warning"), **changes)
         made = said(findings=[either], k3=0.4)
         assert not made.is_made and not made.candidates and made.name == "metrics_only"
         assert made.reasons[0].startswith("quantised") and words in made.reasons[0]
@@ -172,8 +172,8 @@ GO_ON |= {"reward_collapse", "selection_bias"}
 def test_a_recommendation_waits_for_every_fault_that_a_correction_would_hide(name):
     """Over all detectors: nothing is recommended beside an error, an open cause or another warning."""
     plain, error = finding(name, "warning"), finding(name, "error")
-    either = plain.model_copy(update={"or_else": ("routing_flips",)})
-    symptom = plain.model_copy(update={"says": "symptom"})
+    either = replace(plain, or_else=("routing_flips",))
+    symptom = replace(plain, says="symptom")
     for one, waits in [(plain, name not in GO_ON), (error, True), (either, True), (symptom, True)]:
         made = said(findings=[one], k3=0.2, staleness=2.0)
         assert must_wait(one) is waits is not made.is_made, one.severity
@@ -211,7 +211,7 @@ def test_the_page_says_how_many_faults_are_known():
 def test_of_few_sequences_nothing_is_recommended():
     for sequences, is_made in [(99, False), (100, True)]:
         for changes in [{}, {"ess_sequence": 1.0}]:
-            found = recommend(effects(), SHORT.model_copy(update={"sequences": sequences, **changes}))
+            found = recommend(effects(), replace(SHORT, sequences=sequences, **changes))
             assert found.is_made is is_made
             assert found.reasons[0].startswith(f"too few sequences ({sequences})") is not is_made
 
@@ -263,7 +263,7 @@ def test_to_measure_on_is_the_one_flag_of_the_readme_and_none_before_a_fault_is_
     for total, findings, wanted in [
         (SHORT, [finding()], ""),
         (SHORT, [finding("unexplained", "warning")], contract.INIT_FLAG),
-        (SHORT.model_copy(update={"sequences": 5}), [], contract.INIT_FLAG),
-        (SHORT.model_copy(update={"ess_sequence": 0.995}), [], contract.INIT_FLAG),
+        (replace(SHORT, sequences=5), [], contract.INIT_FLAG),
+        (replace(SHORT, ess_sequence=0.995), [], contract.INIT_FLAG),
     ]:
         assert recommend(effects(), total, findings).flags == wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -20,6 +21,8 @@ from slime_ext.tools.analysis.document import (
     Looked,
     Moment,
     Numbers,
+    adapter,
+    json_of,
 )
 from slime_ext.tools.analysis.findings.recommend import recommend
 from slime_ext.tools.analysis.page.drawing import COLOURS
@@ -85,9 +88,7 @@ def test_text_of_a_dump_is_text(page):
 
 
 def test_a_correction_that_one_run_cannot_have_stands_with_the_other(found):
-    lame = found.model_copy(
-        update={"effects": tuple(Effect(name=e.name, unavailable="lacks it") for e in found.effects)}
-    )
+    lame = replace(found, effects=tuple(Effect(name=e.name, unavailable="lacks it") for e in found.effects))
     for lacking, runs in enumerate(([lame, found], [found, lame])):
         table = render(*runs).split('id="whatif"')[1].split("</table>")[0]
         assert f"gauge s{1 - lacking}" in table and f"gauge s{lacking}" not in table
@@ -107,7 +108,7 @@ def test_an_empty_analysis_still_is_a_page():
 
 
 def test_a_document_survives_json(found):
-    assert Document.model_validate_json(found.model_dump_json()) == found
+    assert adapter().validate_json(json_of(found)) == found
 
 
 def test_two_runs_stand_side_by_side(found):
@@ -118,8 +119,8 @@ def test_two_runs_stand_side_by_side(found):
 
 
 def test_the_recommended_correction_is_the_first_row(found):
-    named = found.recommendation.model_copy(update={"name": "token_tis"})
-    page = render(found.model_copy(update={"recommendation": named}))
+    named = replace(found.recommendation, name="token_tis")
+    page = render(replace(found, recommendation=named))
     rows = re.findall(r"<tr( class=\"chosen\")?>\s*<td><b>(\w+)</b>", page)
     assert rows[0] == (' class="chosen"', "token_tis") and sum(bool(c) for c, _ in rows) == 1
 
@@ -176,7 +177,7 @@ def test_little_that_was_looked_at_is_never_green():
 
 
 def test_nothing_green_stands_beside_an_error():
-    error = document().findings[0].model_copy(update={"severity": "error"})
+    error = replace(document().findings[0], severity="error")
     found = document(findings=(error,), recommendation=recommend((), document().total, (error,)))
     text = render(found)
     assert "No correction is recommended before the faults are fixed" in text and "finding good" not in text
@@ -184,13 +185,9 @@ def test_nothing_green_stands_beside_an_error():
 
 
 def test_the_page_says_the_headline_once_and_shows_the_histogram_before_the_numbers():
-    error = (
-        document()
-        .findings[0]
-        .model_copy(update={"severity": "error", "threshold": "0.1", "title": "The title."})
-    )
+    error = replace(document().findings[0], severity="error", threshold="0.1", title="The title.")
     found = document(findings=(error,))
-    found = found.model_copy(update={"headline": f"Fix first: {error.title}"})
+    found = replace(found, headline=f"Fix first: {error.title}")
     text = render(found)
     assert text.count(error.title) == 1
     assert text.index('id="picture-distribution"') < text.index('<dl class="tiles')

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -338,12 +339,12 @@ def test_the_shortlist_has_the_preset_that_runs_are_compared_with():
 
 
 def test_no_flags_are_offered_beneath_an_error(capsys):
-    error = document().findings[0].model_copy(update={"severity": "error"})
+    error = replace(document().findings[0], severity="error")
     found = document(findings=(error,), recommendation=recommend.recommend((), document().total, (error,)))
     summary(console(), [found])
     out = capsys.readouterr().out
     assert "no recommendation before the faults are fixed" in out and "fix stale_weights first" in out
     assert "--custom-" not in out
-    few = document().total.model_copy(update={"sequences": 5})
+    few = replace(document().total, sequences=5)
     summary(console(), [document(recommendation=recommend.recommend((), few))])
     assert f"  {INIT_FLAG}\n" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from graphlib import TopologicalSorter
 from importlib import import_module
 
@@ -161,6 +162,4 @@ def _explains(result: Figures | Lacks | None) -> Explained | None:
 
 
 def _of_those_read(finding: Finding) -> Finding:
-    return finding.model_copy(
-        update={"evidence": f"{finding.evidence} Shares are of the samples that could be read."}
-    )
+    return replace(finding, evidence=f"{finding.evidence} Shares are of the samples that could be read.")

@@ -112,7 +112,7 @@ class Diagnosis(Additive):
         """Returns the numbers of each rollout, in order."""
         ages = self._bounds()
         return tuple(
-            moment.model_copy(update={"numbers": versions.with_age(moment.numbers, ages, moment.rollout_id)})
+            replace(moment, numbers=versions.with_age(moment.numbers, ages, moment.rollout_id))
             for moment in self.timeline
         )
 

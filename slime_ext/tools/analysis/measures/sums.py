@@ -6,7 +6,7 @@ Sums add up over parts of a rollout, rollouts and processes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -153,7 +153,7 @@ class Sums(Additive):
             kl=mean_of(self.kl, self.headed),
             tail=mean_of(self.tail, self.headed),
         )
-        return always.model_copy(update=self._compared()) if self.finite else always
+        return replace(always, **self._compared()) if self.finite else always
 
     def _compared(self) -> dict[str, float | None]:
         low, middle, high = self.histogram.quantiles(0.01, 0.5, 0.99)

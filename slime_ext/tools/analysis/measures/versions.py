@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import groupby, pairwise
 from operator import attrgetter
 from statistics import median
@@ -175,4 +176,4 @@ def with_age(numbers: Numbers, ages: dict[VersionSums, Bounds], rollout_id: int 
     most = None
     if all(bound.most is not None for _, bound in counted):
         most = sum(count * (bound.most or 0) for count, bound in counted) / tokens
-    return numbers.model_copy(update={"staleness": None, "least_staleness": least, "most_staleness": most})
+    return replace(numbers, staleness=None, least_staleness=least, most_staleness=most)

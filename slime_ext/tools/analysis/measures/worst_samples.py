@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -75,7 +75,7 @@ class WorstSamples(Additive):
         worst = Worst(**seen.fields, spans=spans)
         if worst.kind == "sequence":
             return worst
-        return worst.model_copy(update={"text": "".join(span.text for span in spans)})
+        return replace(worst, text="".join(span.text for span in spans))
 
 
 def _sample(part: DumpedRollout, i: int, total: float) -> Seen:

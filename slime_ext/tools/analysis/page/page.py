@@ -6,7 +6,7 @@ Jinja escapes all text from a dump, and the page's security policy forbids scrip
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -49,7 +49,7 @@ def write_report(document: Document, path: str | Path, against: Document | None 
 
 def render(document: Document, against: Document | None = None) -> str:
     """Returns the HTML of the page."""
-    documents = [d.model_copy(update={"name": legible(d.name)}) for d in (document, against) if d is not None]
+    documents = [replace(d, name=legible(d.name)) for d in (document, against) if d is not None]
     return (
         _environment()
         .get_template(TEMPLATE)

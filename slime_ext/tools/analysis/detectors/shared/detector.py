@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -111,7 +111,7 @@ def _explaining(finding: Finding, explains: Explained, *, is_open: bool) -> Find
     changes["explains_error"] = explains.error
     if finding.severity == "error" and not explains.is_cause:
         changes |= {"severity": "warning", "says": "symptom"}
-    return finding.model_copy(update=changes)
+    return replace(finding, **changes)
 
 
 @cache
@@ -136,7 +136,7 @@ def _open(finding: Finding, others: tuple[str, ...], untold: str) -> Finding:
         )
     else:
         changes["ruled_out"] = f"Nothing yet: {names} may be the cause. To decide, record {untold}."
-    return finding.model_copy(update=changes)
+    return replace(finding, **changes)
 
 
 def share(part: float, whole: float) -> str:
