@@ -97,7 +97,7 @@ def test_a_distance_that_grows_names_a_sampler_only_where_the_first_policy_is_kn
     rollouts = of_versions(rollouts, 0, pushed, pushed)
     (finding,), _ = examine(diagnosed(rollouts))
     assert (finding.name, finding.severity) == ("frozen_sampler", "warning")
-    assert finding.or_else == ("partial_push", "growing_mismatch") and "ref_log_probs" in finding.ruled_out
+    assert finding.or_else == ("partial_push", "growing_mismatch") and "ref_log_probs" in finding.fix
     known = [replace(r, reference=r.behavior) for r in rollouts]  # its first weights sampled all of it
     (finding,), _ = examine(diagnosed(known))
     assert (finding.name, finding.severity, finding.or_else) == ("frozen_sampler", "error", ())

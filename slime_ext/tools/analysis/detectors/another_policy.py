@@ -6,7 +6,14 @@ import math
 from statistics import fmean, median
 
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
-from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need, need_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import (
+    FEW,
+    Detector,
+    Figures,
+    Untold,
+    need,
+    need_tokens,
+)
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.rounding import TOO_LOUD, stays
@@ -45,10 +52,10 @@ DETECTOR = Detector(
     """,
     asks="weight versions that are not numbers",
     title="""
-        The sampler uses another policy than the trainer trains {%- if grows %}: it is far off from
-        the first rollout on, and the trainer moves away from it. {%- elif unnumbered %}: no rollout has the
-        weight version of a push. {%- else %}: it is further off than rounding makes, from rollout 0 on.
-        {%- endif %}
+        {% if or_else is defined %}The policies are far apart{% else %}The sampler uses another policy
+        than the trainer trains{% endif %} {%- if grows %}: it is far off from the first rollout on, and
+        the trainer moves away from it. {%- elif unnumbered %}: no rollout has the weight version of a
+        push. {%- else %}: it is further off than rounding makes, from rollout 0 on. {%- endif %}
     """,
     evidence="""
         k3 {{ k3 | nats }} in the first rollouts and {{ late | nats }} in the last; mean |log-ratio|
@@ -64,6 +71,7 @@ DETECTOR = Detector(
         A lag of weights, because rollout 0 has none. Rounded weights, because their distance does not
         grow.
     """,
+    remedy="push the trainer's weights before the first rollout",
     fix="""
         If a teacher samples on purpose (distillation), nothing is wrong: correct with an importance
         ratio, and expect this distance. Otherwise push the weights before the first rollout, and
@@ -74,12 +82,12 @@ FEWEST, MATTERS = 100, 5e-3
 # k3 of the last third over that of the first third; nats in the first; standard errors.
 GROWS, FAR, SURE = 1.5, 0.02, 2.0
 CERTAIN = 3.0  # standard errors of the mean ratio above 1
-UNTOLD_LAYERS = (
-    "whether its weights differ or its arithmetic; to decide, compare a checksum on both sides, or record "
-    "layer outputs"
+UNTOLD_LAYERS = Untold(
+    "whether its weights differ or its arithmetic",
+    "compare a checksum on both sides, or record layer outputs (layers/trainer, layers/sampler)",
 )
-UNTOLD = (
-    "whether the sampler's weights are only rounded; to decide, ask both sides for the log-probs of one text"
+UNTOLD = Untold(
+    "whether the sampler's weights are only rounded", "ask both sides for the log-probs of one text"
 )
 
 
@@ -109,8 +117,8 @@ def look(d: Diagnosis) -> Figures | None:
         "explains": explained_by_noise(d, d.rollouts),
     }
     if unnumbered and not grows:
-        return figures | {"or_else": ("quantised",), "untold": UNTOLD}
-    return figures if grows or d.layers else figures | {"or_else": ("layer",), "untold": UNTOLD_LAYERS}
+        return figures | {"or_else": ("quantised",), "untold": (UNTOLD,)}
+    return figures if grows or d.layers else figures | {"or_else": ("layer",), "untold": (UNTOLD_LAYERS,)}
 
 
 def _is_beyond_rounding(d: Diagnosis) -> bool:

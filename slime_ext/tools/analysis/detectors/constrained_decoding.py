@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.chunk_edges import chunk_edges
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.filled import Filled, filled
 from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
@@ -105,8 +105,11 @@ DETECTOR = Detector(
     what="a grammar, a JSON schema or a list of choices restricts the sampler at some tokens",
     asks="20 tokens next to forced ones",
     title="""
-        {% if id is defined -%} A budget forces token {{ id }} in the sampler: it had no other choice there.
-        {%- else -%} Constrained decoding: at some tokens the sampler may choose among few tokens, and its
+        {% if or_else is defined -%} {% if id is defined %}Token {{ id }} has a log-prob of 0 in the
+        sampler at places where the trainer was unsure. {%- else %}At some tokens the sampler was far
+        surer than the trainer, as if it had few tokens to choose from. {%- endif %} {%- elif id is
+        defined -%} A budget forces token {{ id }} in the sampler: it had no other choice there. {%- else
+        -%} Constrained decoding: at some tokens the sampler may choose among few tokens, and its
         log-probs are normalised over these few.{% endif %}
     """,
     evidence="""
@@ -135,6 +138,7 @@ DETECTOR = Detector(
         mean ratio at 1. A masked end token (min_new_tokens), because its probability moves the other tokens
         by 1.5 nats at most.{% endif %}
     """,
+    remedy="mask the tokens that were forced (loss_mask 0)",
     fix="""
         Mask the tokens that {{ "were" if id is defined else "a grammar" }} forced (loss_mask 0). {%- if id is
         defined %} Look for a thinking budget, for a logit processor that ends a thought, and for code that
@@ -153,8 +157,11 @@ ALWAYS = 0.1  # least k3 of a rollout over the largest; a grammar acts from the 
 # nats, mean |l| of all other tokens that two engines in bfloat16 stay below; else the share of far tokens.
 AGREES, MOST, LEAST = 0.05, 0.1, 0.01
 ONE_ID = 0.95  # share of lone forced tokens with the commonest id, and of all filled zeros that are alone
-APPENDED = "whether the engine forced this token or your code appended it with a log-prob of 0"
-ALLOWED = "which tokens were allowed; to decide, sample one rollout without the grammar and without top-p"
+APPENDED = Untold(
+    "whether the engine forced this token or your code appended it with a log-prob of 0",
+    "look for the token in the engine's raw answer",
+)
+ALLOWED = Untold("which tokens were allowed", "sample one rollout without the grammar and without top-p")
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -192,7 +199,7 @@ def _one_id(d: Diagnosis) -> Figures | None:
         return None
     explains = explained_by_tokens(d, *d.of(Filled).zeros.tolist())
     figures = {"id": token, "same": same, "count": count, "place": place, "there": there}
-    return figures | {"explains": explains, "or_else": ("tool_tokens",), "untold": APPENDED}
+    return figures | {"explains": explains, "or_else": ("tool_tokens",), "untold": (APPENDED,)}
 
 
 def _one_sided(d: Diagnosis) -> Figures | None:
@@ -224,4 +231,4 @@ def _one_sided(d: Diagnosis) -> Figures | None:
         "error": ratio.error,
         "explains": explained_by_tokens(d, surer[0], surer[4]),
     }
-    return figures if rest < AGREES else figures | {"or_else": ("truncated_sampling",), "untold": ALLOWED}
+    return figures if rest < AGREES else figures | {"or_else": ("truncated_sampling",), "untold": (ALLOWED,)}

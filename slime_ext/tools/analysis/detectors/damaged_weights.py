@@ -37,6 +37,10 @@ DETECTOR = Detector(
         Old weights, because every rollout has a new version, and rollout {{ last }} shows that pushes arrive
         in time. Weights that never arrive, because their distance would grow from the first push on.
     """,
+    remedy="""
+        compare a checksum of every weight just after a push, and look in the log for a sleep and
+        resume or another order of shards
+    """,
     fix="""
         Compare a checksum of every weight on both sides just after the push before rollout {{ first }}. Look
         at the log there: a sleep and resume of the engine, a restart, memory that ran out, another dtype or

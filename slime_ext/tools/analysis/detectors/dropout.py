@@ -27,6 +27,7 @@ DETECTOR = Detector(
         Rounded or old weights, because they score the same text alike each time. Packed samples that
         see each other, because the first sample of each micro-batch is as far off.
     """,
+    remedy="set --attention-dropout 0 and --hidden-dropout 0",
     fix="""
         Set --attention-dropout 0 and --hidden-dropout 0, and switch the model to eval mode for the
         log-prob pass. If that is done already, score one batch twice, because kernels that are not

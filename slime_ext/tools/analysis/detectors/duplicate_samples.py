@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.kept_mass import Kept
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
 from slime_ext.tools.analysis.detectors.shared.mixed import mixed
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -84,6 +84,7 @@ DETECTOR = Detector(
         chance makes
     """,
     ruled_out="Chance, because the probability of each sample was counted from its log-probs.",
+    remedy="find the code that copies samples or loads them again",
     fix="""
         {% if across > twice / 2 -%} A buffer returns samples again, or a rollout was loaded from a
         dump. If you did not mean this, samples are trained on twice. {%- else -%} Either samples were
@@ -98,9 +99,9 @@ COPIED = (1e-3, 1e-2, 1e-1)  # shares of copies that are compared with chance
 BY_CHANCE = 12.0  # nats; chance reaches this in at most one of 160,000 runs
 # Nats, -log probability of a repeated sample; share of the samples that have an earlier one.
 IMPROBABLE, MOSTLY = 10.0, 0.5
-TRUNCATED = (
-    "whether the engine truncates sampling but records log-probs of the whole distribution; to decide, "
-    "record the kept sets or the trainer's entropy (slime: --use-rollout-entropy)"
+TRUNCATED = Untold(
+    "whether the engine truncates sampling but records log-probs of the whole distribution",
+    "record the kept sets or the trainer's entropy (slime: --use-rollout-entropy)",
 )
 
 
@@ -134,7 +135,7 @@ def look(d: Diagnosis) -> Figures | None:
     is_known = d.of(Kept).known or d.means.surprise.count
     if across or is_known or (is_odd and twice < MOSTLY * copies.later):
         return figures
-    return figures | {"or_else": ("truncated_sampling",), "untold": TRUNCATED}
+    return figures | {"or_else": ("truncated_sampling",), "untold": (TRUNCATED,)}
 
 
 class _Copies(NamedTuple):

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.began import began_by_distance, dated
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold
 from slime_ext.tools.analysis.detectors.shared.push import (
     MATTERS,
     Growth,
@@ -46,13 +46,11 @@ DETECTOR = Detector(
         A lag of weights, because its distance stops growing after as many rollouts as it lags, or
         falls with each push.
     """,
+    remedy="find out why no push arrives: an adapter that is never sent, or names that the engine skips",
     fix="""
         Compare a checksum of a trained weight on both sides after a push. Usual causes are a LoRA
         adapter that is trained and never sent (the engine lists none), a push of the base weights,
-        and names that the engine does not know and skips. {%- if not way %} To tell whether all
-        weights or only some never arrive, add ref_log_probs to the dump (--use-kl-loss with
-        coefficient 0). The same shows a numerical error that grows, such as quantisation scales that
-        were fixed at start-up.{% endif %}
+        and names that the engine does not know and skips.
     """,
 )
 
@@ -62,9 +60,10 @@ SAME, NO_MOVE = 0.35, 2.0
 # If the sampler did not move: the least ratio of the trainer's distance from the first policy to the
 # sampler's, and of the distance at the end to that at the beginning.
 LEFT = 2.0
-UNTOLD = (
-    "how far each side is from the first policy; to decide, record ref_log_probs (slime: --use-kl-loss with "
-    "coefficient 0)"
+UNTOLD = Untold(
+    "how far each side is from the first policy",
+    "record ref_log_probs (slime: --use-kl-loss with coefficient 0), which also shows a numerical error that "
+    "grows",
 )
 
 
@@ -78,7 +77,9 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     figures = {**grown.figures(), "way": way, "first": rollouts[0].version, "last": rollouts[-1].version}
     figures |= {"dated": dated(d, began_by_distance(rollouts))}
-    return figures if way else figures | {"or_else": ("partial_push", "growing_mismatch"), "untold": UNTOLD}
+    return (
+        figures if way else figures | {"or_else": ("partial_push", "growing_mismatch"), "untold": (UNTOLD,)}
+    )
 
 
 def _from_the_first_push(rollouts: Sequence[RolloutSummary]) -> Growth | None:

@@ -42,6 +42,10 @@ DETECTOR = Detector(
         Longer responses, because they are {{ "%.2g" | format(longer) }} times as long as in the first
         rollout. A lag of weights or a quantised engine, because their distance does not grow.
     """,
+    remedy="""
+        look for pushes that fail since it began, and for quantisation scales that were fixed at
+        start-up
+    """,
     fix="""
         Check what happened at rollout {{ onset }}: pushes that fail since then (does the
         engine confirm each?), an engine that was restarted, a change of flags. If nothing happened

@@ -76,6 +76,10 @@ DETECTOR = Detector(
         format(jump) }}. {%- else -%} the second tokens already have {{ "%.2f" | format(jump) }} times the
         distance of equally certain ones. Other weights, because the first token has none of it.{% endif %}
     """,
+    remedy="""
+        try --kv-cache-dtype auto, and compare the attention window and the rotary scaling of both
+        sides
+    """,
     fix="""
         Check what changes at this length: an fp8 KV cache whose kernel switches its block (try
         --kv-cache-dtype auto), a sliding window, rotary scaling, or a prefix that another kernel

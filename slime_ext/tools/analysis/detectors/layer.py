@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
 from slime_ext.tools.analysis.detectors.shared.layers import layer_apart
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -28,6 +28,7 @@ DETECTOR = Detector(
         Rounding, because it grows only with the square root of the number of layers, in units of the
         dtype.
     """,
+    remedy="compare rotary settings, norms and attention backend of the first layer that differs",
     fix="""
         Compare layer {{ layer }} on both sides: its weights after a push, norm epsilon and dtype,
         rotary settings, attention backend, and quantisation. Later layers only pass the difference
@@ -35,8 +36,8 @@ DETECTOR = Detector(
     """,
 )
 
-UNTOLD = (
-    "whether the sampler's weights are only rounded; to decide, compare them with the trainer's, by tensor"
+UNTOLD = Untold(
+    "whether the sampler's weights are only rounded", "compare them with the trainer's, tensor by tensor"
 )
 
 
@@ -47,4 +48,4 @@ def look(d: Diagnosis) -> Figures | None:
     if apart is None:
         return None
     figures = {**apart._asdict(), "explains": explained_by_noise(d, d.rollouts)}
-    return figures | {"or_else": ("quantised",), "untold": UNTOLD} if apart.is_near else figures
+    return figures | {"or_else": ("quantised",), "untold": (UNTOLD,)} if apart.is_near else figures

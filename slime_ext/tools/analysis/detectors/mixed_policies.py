@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.experts import has_experts
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.mixed import FEWEST, mixed
@@ -34,8 +34,9 @@ DETECTOR = Detector(
     """,
     asks="300 tokens",
     title="""
-        Tokens that agree and tokens that are far off are mixed in every sample, as by chance: the
-        sampler's log-probs come from two models, such as a draft model and its target.
+        Tokens that agree and tokens that are far off are mixed in every sample, as by chance {%- if
+        or_else is defined %}. {%- else %}: the sampler's log-probs come from two models, such as a draft
+        model and its target. {%- endif %}
     """,
     evidence="""
         Of the tokens with a sampler log-prob below -0.5, {{ agree | share(1) }} agree (|log-ratio|
@@ -55,6 +56,7 @@ DETECTOR = Detector(
         times as much as that of independent tokens.{% if is_above
         %} Other routing at some tokens, because it leaves the mean ratio at 1.{% endif %}
     """,
+    remedy="sample without speculative decoding, or score the responses again with the target model",
     fix="""
         If the engine decodes speculatively (--speculative-algorithm, --speculative-config), sample
         one rollout without it. If all tokens then agree, it returns the draft model's log-prob of
@@ -62,12 +64,12 @@ DETECTOR = Detector(
     """,
 )
 SURE = 3.0  # standard errors of the mean ratio from 1
-UNTOLD_EXPERTS = (
-    "whether other experts were chosen at the far tokens; to decide, record the sampler's experts "
-    "(--use-rollout-routing-replay)"
+UNTOLD_EXPERTS = Untold(
+    "whether other experts were chosen at the far tokens",
+    "record the sampler's experts (--use-rollout-routing-replay)",
 )
-UNTOLD_KERNEL = (
-    "whether another kernel scored the far tokens; to decide, score one rollout again in the engine"
+UNTOLD_KERNEL = Untold(
+    "whether another kernel scored the far tokens", "score one rollout again in the engine"
 )
 
 
@@ -97,5 +99,5 @@ def look(d: Diagnosis) -> Figures | None:
     if is_above:
         return figures
     if has_experts(d) is False:
-        return figures | {"or_else": ("quantised",), "untold": UNTOLD_KERNEL}
-    return figures | {"or_else": ("routing_flips",), "untold": UNTOLD_EXPERTS}
+        return figures | {"or_else": ("quantised",), "untold": (UNTOLD_KERNEL,)}
+    return figures | {"or_else": ("routing_flips",), "untold": (UNTOLD_EXPERTS,)}

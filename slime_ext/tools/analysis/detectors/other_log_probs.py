@@ -372,6 +372,7 @@ DETECTOR = Detector(
         likely. Another prompt on one side, because all samples of a prompt would be far off. {%- if not
         places %} A shift of the list (off_by_one), because no nearby position fits.{% endif %}
     """,
+    remedy="look for retries and separate sorting that give a sample the log-probs of another",
     fix="""
         {%- if places %} Look for a list to which a retried request appends (reset sample.rollout_log_probs
         before each attempt), and for values that are cut from the end of padded rows. {%- elif end %} Look

@@ -43,6 +43,7 @@ DETECTOR = Detector(
         A cause that acts on every sample (numerics, a temperature, a lag of all engines), because the
         others of the same rollouts agree.
     """,
+    remedy="push to the engine that serves these samples, or restart it",
     fix="{{ fix }}",
 )
 RANK = "data-parallel rank"

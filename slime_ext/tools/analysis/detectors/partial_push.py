@@ -37,6 +37,7 @@ DETECTOR = Detector(
         A sampler that no weights reach, because it would still be at the first policy. A lag of
         weights, because its distance stops growing.
     """,
+    remedy="compare the names and checksums of all weights after a push, to see which never arrive",
     fix="""
         Compare the names and checksums of all weights after a push. Usual causes are an adapter, one
         layer or pipeline stage, embeddings or a tied head, experts of another rank, and a norm or

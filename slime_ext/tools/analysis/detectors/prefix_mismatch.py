@@ -77,6 +77,7 @@ DETECTOR = Detector(
         far off as elsewhere. Errors that add up along the response, because {{ "in the first turn" if
         is_later else "after these tokens" }} the distance is only {{ far | nats }}.
     """,
+    remedy="look for a chat template that drops a turn, a missing BOS or a prompt that one side cut",
     fix="""
         Compare the ids of the engine's request with the ids before this position in the sample. Usual
         causes are a chat template that drops earlier reasoning, a missing BOS, a tool's answer that

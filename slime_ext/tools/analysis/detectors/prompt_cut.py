@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.along import along, explained_along
-from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.detectors.shared.parts import far_value
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -28,9 +28,10 @@ DETECTOR = Detector(
     what="the two sides see different prompts: one is cut, or lacks a part",
     asks="300 tokens",
     title="""
-        {%- if value %} Only samples with a prompt of {{ value }} are far off, because one side does
-        not see all of it. {%- else %} The two sides see different prompts: the distance falls along
-        the response.{% endif %}
+        {%- if value %} Only samples with a prompt of {{ value }} are far off, because one side does not
+        see all of it. {%- elif or_else is defined %} The distance falls along the response, as if both
+        sides saw different text before it. {%- else %} The two sides see different prompts: the distance
+        falls along the response.{% endif %}
     """,
     evidence="""
         {%- if value %} k3 is {{ far.k3 | nats }} in these {{ far.samples }} samples and {{
@@ -48,6 +49,10 @@ DETECTOR = Detector(
         Errors that add up along a text, because they grow. Noise or old weights, because they do not
         depend on the position.
     """,
+    remedy="""
+        look for a limit that cuts the prompt (--context-length, --rollout-max-prompt-len) and for a
+        system prompt that one side lacks
+    """,
     fix="""
         Compare the ids of the engine's request with those of the sample before the response. Usual
         causes are a limit of the engine (--context-length, truncation) or of the trainer
@@ -55,7 +60,10 @@ DETECTOR = Detector(
         token.
     """,
 )
-UNTOLD = "which part of the text before the responses differs; to decide, compare the ids on both sides"
+UNTOLD = Untold(
+    "which part of the text before the responses differs",
+    "compare the ids of the engine's request with those of the sample, for one sample",
+)
 TOKENS, TIMES, MATTERS, SURE, EQUALLY_CERTAIN = 300, 2.0, 0.05, 6.0, 1.4
 
 
@@ -80,4 +88,4 @@ def look(d: Diagnosis) -> Figures | None:
         "late": drift.late,
         "explains": explains,
     }
-    return figures | {"or_else": ("prefix_mismatch",), "untold": UNTOLD}
+    return figures | {"or_else": ("prefix_mismatch",), "untold": (UNTOLD,)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, fresh_and_stale
-from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.rounding import TOO_LOUD, stays
@@ -46,8 +46,8 @@ DETECTOR = Detector(
     """,
     asks="300 tokens",
     title="""
-        Noise at nearly every token{% if grows %}, most at unlikely ones{% endif %}: the sampler has
-        lower precision.
+        Noise at nearly every token{% if grows %}, most at unlikely ones{% endif %} {%- if or_else is
+        defined %}. {%- else %}: the sampler has lower precision. {%- endif %}
     """,
     evidence="""
         Mean |log-ratio| {{ distance | nats }}, mean log-ratio {{ "%+.2g" | format(mean) }}. {%- if
@@ -65,6 +65,10 @@ DETECTOR = Detector(
         Old weights, temperature and penalties, which were looked for first. A part of the run,
         because no sample, engine, position or token has most of the distance.
     """,
+    remedy="""
+        turn off fp8 or int8 weights and KV cache (--quantization, --kv-cache-dtype), or train with
+        them
+    """,
     fix="""
         Look for fp8 or int8 weights or KV cache in the engine (--quantization, --kv-cache-dtype), or
         bfloat16 logits. Turn them off, train with the same precision, or correct for the difference.
@@ -81,27 +85,28 @@ NOISY = 0.05
 LOUD = 0.1  # nats, mean |l| at which even likely tokens are far off
 GROWS = 1.3  # |l| of unlikely tokens over |l| of likely ones
 LOUDER = 0.5  # nats, mean |l| from which on other weights may be the cause
-UNTOLD_WEIGHTS = (
-    "whether pushes change it; to decide, analyse rollouts 0 to 2 of the run, with versions that advance"
+UNTOLD_WEIGHTS = Untold(
+    "whether pushes change it", "analyse rollouts 0 to 2 of the run, with versions that advance"
 )
 BOTH = 0.03  # share of sum l^2 of far tokens on the other side of 0
 WHOLLY = 2.0  # mean l over the log of the mean ratio, up to which a missing mass explains both
 MOST = 2  # other findings that are named
 REPEATS = 40  # tokens with the same text before them in another sample
 UNNUMBERED = "without a number"
-UNTOLD_POLICY = "which policy samples, because its weight versions are not numbers"
-UNTOLD_CHECKSUM = (
-    "whether the sampler has other weights than the trainer; to decide, compare a checksum on both sides"
+UNTOLD_POLICY = Untold(
+    "which policy samples, because its weight versions are not numbers", "look up the engine's model path"
 )
-UNTOLD_LAYERS = (
-    "which layer differs first; to decide, record layer outputs of both sides (rotary settings, norms)"
+UNTOLD_CHECKSUM = Untold(
+    "whether the sampler has other weights than the trainer", "compare a checksum on both sides"
 )
-UNTOLD_POSITION = (
-    "whether short sequences agree; to decide, sample prompts that are shorter than the attention window, a "
-    "few tokens say"
+UNTOLD_LAYERS = Untold(
+    "which layer differs first", "record layer outputs of both sides (layers/trainer, layers/sampler)"
 )
-UNTOLD_AGAIN = (
-    "whether one side scores the same text differently each time; to decide, score one rollout twice"
+UNTOLD_POSITION = Untold(
+    "whether short sequences agree", "sample prompts of a few tokens, shorter than any attention window"
+)
+UNTOLD_AGAIN = Untold(
+    "whether one side scores the same text differently each time", "score one rollout twice on each side"
 )
 BIASED = 0.3  # share of the variance that the probability may explain
 LIKELY, UNLIKELY = 1, 8  # bins of probability: above 0.75, below 0.1
@@ -134,14 +139,10 @@ def look(d: Diagnosis) -> Figures | None:
         "explains": explained_by_noise(d, d.rollouts),
     }
     others = _others(d, distance, is_known=is_known, is_again=is_again)
-    return (
-        figures | {"or_else": tuple(others), "untold": ". Nor does it tell ".join(others.values())}
-        if others
-        else figures
-    )
+    return figures | {"or_else": tuple(others), "untold": tuple(others.values())} if others else figures
 
 
-def _others(d: Diagnosis, distance: float, *, is_known: bool, is_again: bool) -> dict[str, str]:
+def _others(d: Diagnosis, distance: float, *, is_known: bool, is_again: bool) -> dict[str, Untold]:
     """Returns the other findings that remain possible, and what would decide."""
     others = {} if is_known else {"stale_weights": UNTOLD}
     if distance >= LOUDER and stays(d):

@@ -22,7 +22,11 @@ DETECTOR = Detector(
     after=("spoilt", "other_policy", "prefixes", "parts", "experts"),
     what="the first rollouts after a start or a resume come from other weights than the trainer's",
     asks="4 rollouts",
-    title="The first rollouts after a start were sampled from other weights than the trainer's.",
+    title="""
+        {% if or_else is defined %}The first rollouts of the dump are far off, and the others agree. {%-
+        else %}The first rollouts after a start were sampled from other weights than the trainer's. {%-
+        endif %}
+    """,
     evidence="""
         k3 is {{ worst | nats }} in rollout {{ rollouts | join(", ") }} and {{ rest | nats }} in the
         others: {{ (worst / rest) | factor if rest else "infinitely many times" }} as much.{{ dated }}
@@ -35,6 +39,7 @@ DETECTOR = Detector(
         Old weights, because most tokens of these rollouts are not known to come from older versions.
         Numerics, because the same engine agrees later.
     """,
+    remedy="push the trainer's weights after a resume, before the first rollout",
     fix="""
         After --load the engine still had the weights of --hf-checkpoint. Push the trainer's weights
         before the first rollout, and check that --ref-load and --load name the intended checkpoint.
@@ -87,7 +92,7 @@ def look(d: Diagnosis) -> Figures | None:
     figures |= {"explains": explained(K3.of_rollouts(far), K3.of_rollouts(others))}
     if all(_is_start(s, rollouts) for s in far[:1]):
         return figures
-    return figures | {"or_else": ("stale_weights",), "untold": UNTOLD}
+    return figures | {"or_else": ("stale_weights",), "untold": (UNTOLD,)}
 
 
 def _ends(last: RolloutSummary, following: RolloutSummary) -> bool:

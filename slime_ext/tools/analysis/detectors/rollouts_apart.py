@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from slime_ext.tools.analysis.detectors.shared.began import began_by_k3, dated
-from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, Untold, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import mean_k3
@@ -37,13 +37,17 @@ DETECTOR = Detector(
         3 standard errors
     """,
     ruled_out="",
+    remedy="look in the log before these rollouts for a push that failed or came late",
     fix="""
         Look at the log around these rollouts for a push that failed or came late, an engine that was
         restarted (from which weights?), a resume, or another set of prompts.
     """,
 )
 FEWEST, TIMES, MATTERS, SURE = 100, 6.0, 5e-3, 3.0
-UNTOLD = "weight versions of the samples, and the engines' log of weight updates at these rollouts"
+UNTOLD = Untold(
+    "which weights sampled these rollouts",
+    "record weight versions of the samples, or read the engines' log of weight updates there",
+)
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -68,6 +72,6 @@ def look(d: Diagnosis) -> Figures | None:
                 "others": len(others),
                 "explains": explained(K3.of_rollouts(far), K3.of_rollouts(others)),
                 "or_else": ("resumed_wrong_weights", "stale_weights"),
-                "untold": UNTOLD,
+                "untold": (UNTOLD,),
             }
     return None

@@ -31,6 +31,7 @@ DETECTOR = Detector(
         token id, no sample, engine or rank. It is still a guess: if the dump has the experts of both
         sides, expert_routing decides.
     """,
+    remedy="replay the sampler's experts in the trainer (--use-rollout-routing-replay)",
     fix="""
         Replay the sampler's routing in the trainer (slime: --use-rollout-routing-replay), or compute
         the router in float32 on both sides (--moe-router-dtype fp32), and see whether the far tokens

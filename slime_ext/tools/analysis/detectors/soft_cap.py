@@ -31,6 +31,7 @@ DETECTOR = Detector(
         A temperature, because differences of log-probs would be proportional, with one factor at every
         logit. Old weights, noise or lower precision, because no function of the logit explains them.
     """,
+    remedy="give both sides the same final_logit_softcapping",
     fix="""
         Compare final_logit_softcapping (and attn_logit_softcapping) of the model's config.json with what each
         side computes: cap * tanh(logit / cap), before the temperature. Fused cross-entropy kernels and

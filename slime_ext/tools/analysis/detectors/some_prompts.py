@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import Sizes, whole_prompts
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -42,10 +42,9 @@ DETECTOR = Detector(
     fix="""
         Compare the ids of the engine's request with those of the sample for one of these prompts.
         Check what the prompts have in common: a source, a length, a special token, an image, a tool.
-        {%- if untold is defined %} An engine that serves whole prompts looks the same.{% endif %}
     """,
 )
-UNTOLD = "the engine of each sample in sample.metadata"
+UNTOLD = Untold("which engine served each prompt", "record the engine of each sample in sample.metadata")
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -67,4 +66,4 @@ def look(d: Diagnosis) -> Figures | None:
     }
     if "engine" in samples.by_label():
         return figures
-    return figures | {"or_else": ("part_of_run", "prefix_mismatch"), "untold": UNTOLD}
+    return figures | {"or_else": ("part_of_run", "prefix_mismatch"), "untold": (UNTOLD,)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -31,13 +31,16 @@ DETECTOR = Detector(
         certain, because their certainty is divided out.
     """,
     fix="""
-        Record what made each sample: the engine (meta_info of its answer in sample.metadata:
-        engine_url, dp_rank), the attempts, the weight version. Then analyse again: the finding will
-        name the label that these samples share.
+        Record what made each sample, and analyse again: the finding will name the label that these
+        samples share.
     """,
 )
 FEWEST = 20  # samples
-UNTOLD = "the engine and the attempt of each sample"
+UNTOLD = Untold(
+    "what these samples share",
+    "record the engine of each sample (meta_info of its answer in sample.metadata: engine_url, dp_rank), its "
+    "attempts and its weight version",
+)
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -54,5 +57,5 @@ def look(d: Diagnosis) -> Figures | None:
         "rest": kinds.near[2] / kinds.near[1],
         "explains": explained_by_tokens(d, *kinds.far[1:]),
         "or_else": ("part_of_run", "other_log_probs"),
-        "untold": UNTOLD,
+        "untold": (UNTOLD,),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold
 from slime_ext.tools.analysis.detectors.shared.experts import has_experts
 from slime_ext.tools.analysis.detectors.shared.sparse import NAMED, sparse
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -45,7 +45,11 @@ DETECTOR = Detector(
     """,
 )
 BROKEN = 50.0  # nats, |l| that no softmax makes at a sampled token
-UNTOLD = "the sampler's experts in the dump (--use-rollout-routing-replay), or args.json of a dense model"
+UNTOLD = Untold(
+    "whether the model has experts",
+    "record the sampler's experts (--use-rollout-routing-replay), or put args.json of a dense model beside "
+    "the dump",
+)
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -57,4 +61,4 @@ def look(d: Diagnosis) -> Figures | None:
     figures = {**figures, "is_broken": is_broken}
     if is_broken or not figures["is_both"] or has_experts(d) is False:
         return figures
-    return figures | {"or_else": ("routing_flips",), "untold": UNTOLD}
+    return figures | {"or_else": ("routing_flips",), "untold": (UNTOLD,)}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.cached import CachedShares
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained, explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.parts import BFLOAT16_K3
 from slime_ext.tools.analysis.detectors.shared.twice import FEWEST, differs, twice
@@ -76,7 +76,10 @@ DETECTOR = Detector(
     after=("spoilt", "other_log_probs", "packing_leak", "part_of_run"),
     what="the engine reuses keys and values of old weights: only responses after a cached prefix are far off",
     asks="`prefix_cache_info`",
-    title="Responses after a cached prefix are far off: the engine reuses keys and values of old weights.",
+    title="""
+        Responses after a cached prefix are far off {%- if or_else is defined %}. {%- else %}: the engine
+        reuses keys and values of old weights. {%- endif %}
+    """,
     evidence="""
         {% if samples -%} k3 is {{ cached | nats }} in {{ samples }} of {{ of }} samples whose prompt
         begins in the engine's prefix cache, and {{ fresh | nats }} in the others of the same weights: {{
@@ -95,6 +98,7 @@ DETECTOR = Detector(
         prefix come from the same weights. {%- else -%} A lag that begins during the run, because rollout
         {{ without[-1] }} has no cached prefix and agrees again.{% endif %}
     """,
+    remedy="flush the prefix cache at every push",
     fix="""
         Flush the prefix cache at every push (SGLang: flush_cache after update_weights). As a test,
         sample with the prefix cache off (--sglang-disable-radix-cache), or restart the engine and see
@@ -102,9 +106,9 @@ DETECTOR = Detector(
     """,
 )
 
-EMPTY = (
-    "whether the engine was restarted before the rollouts without a cached prefix; to decide, flush the "
-    "cache before a push"
+EMPTY = Untold(
+    "whether the engine was restarted before the rollouts without a cached prefix",
+    "flush the cache before a push",
 )
 # Tokens; times k3; nats of k3; standard errors.
 MOSTLY = 0.9  # share of samples; share of rollouts
@@ -156,5 +160,5 @@ def _between_rollouts(d: Diagnosis) -> Figures | None:
         "without": [s.rollout_id for s in fresh],
         "rollouts": tuple(s.rollout_id for s in later),
         "or_else": ("stale_weights",),
-        "untold": EMPTY,
+        "untold": (EMPTY,),
     }

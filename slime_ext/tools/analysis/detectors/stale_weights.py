@@ -17,7 +17,7 @@ from slime_ext.tools.analysis.detectors.shared.ages import (
 )
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.began import Began, began_by_k3, dated
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained, explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
 from slime_ext.tools.analysis.detectors.shared.sampling import is_scaled
@@ -45,8 +45,10 @@ DETECTOR = Detector(
     what="responses come from older weights; a note if the dump records it and only k3 is not healthy",
     asks="versions, or rollout 0",
     title="""
-        {%- if is_guess is defined %} A guess: responses {%- else %} Responses {%- endif %} come from
-        older weights than the ones that train on them.
+        {%- if or_else is defined %} k3 is {{ k3 | nats }} {%- if later is defined %} in rollout 0 and {{
+        later | nats }} after it. {%- else %}, and no token is known to come from fresh weights. {%- endif
+        %} {%- else %} {%- if is_guess is defined %} A guess: responses {%- else %} Responses {%- endif %}
+        come from older weights than the ones that train on them. {%- endif %}
     """,
     evidence="""
         {% if oldest is defined -%} The weights are {{ "%g" | format(newest) }} to {{ "%g" |
@@ -74,6 +76,7 @@ DETECTOR = Detector(
         fresh weights. {%- else %} Numerics, because fresh weights go through the same arithmetic, and
         their k3 is much smaller. {%- endif %}
     """,
+    remedy="push weights more often, or bound the lag",
     fix="""
         {% if all_tokens is defined %}Nothing yet, if this lag is meant. What follows is for a lag that is
         not, and for numbers outside their healthy ranges. {% endif %}If rollouts share a push, push more
@@ -92,10 +95,11 @@ RETURNS = 6.0  # times the k3 of a later rollout, after subtracting standard err
 # a step makes 1. The limit is halfway between their logarithms, 0.27 from each. The median error of a rollout
 # is 0.09 in the runs of benchmarks/faults.
 AFTER, GROWS = 3, 3**0.25
-SAMPLED = "which weights sampled the far rollouts; to decide, look at the log of the pushes before them"
-PUSHED = (
-    "whether the pushed weights are those of the trainer; to decide, record ref_log_probs (slime: "
-    "--use-kl-loss with coefficient 0), or push before rollout 1 and compare a checksum"
+SAMPLED = Untold("which weights sampled the far rollouts", "look at the log of the pushes before them")
+PUSHED = Untold(
+    "whether the pushed weights are those of the trainer",
+    "record ref_log_probs (slime: --use-kl-loss with coefficient 0), or push before rollout 1 and compare a "
+    "checksum",
 )
 
 
@@ -132,7 +136,7 @@ def _old_weights(d: Diagnosis) -> Figures | None:
     if fresh.count < FEWEST:
         alone = _all_aged(d, stale_sums) or _held(d, stale_sums)
     if alone and is_scaled(d):
-        return {**alone, "or_else": ("temperature",), "untold": UNTOLD}
+        return {**alone, "or_else": ("temperature",), "untold": (UNTOLD,)}
     return alone or (None if rather_than_rollouts(d) else _lagging(d))
 
 
@@ -189,11 +193,11 @@ def _lagging(d: Diagnosis) -> Figures | None:
         return figures if first < OTHER else None
     noise = ("quantised",) if rollouts[0].absolute >= NOISY else ()  # before any lag
     if _comes_back(rollouts):  # partial pushes and growing noise never return
-        return figures | {"or_else": ("rollouts_apart",), "untold": SAMPLED}
+        return figures | {"or_else": ("rollouts_apart",), "untold": (SAMPLED,)}
     if _is_step(rollouts, began):
-        return figures | {"or_else": ("damaged_weights", *noise), "untold": PUSHED}
+        return figures | {"or_else": ("damaged_weights", *noise), "untold": (PUSHED,)}
     other = "damaged_weights" if _is_late(began) else "partial_push"
-    return figures | {"or_else": ("growing_mismatch", other, *noise), "untold": PUSHED}
+    return figures | {"or_else": ("growing_mismatch", other, *noise), "untold": (PUSHED,)}
 
 
 def _is_step(rollouts: list[RolloutSummary], began: Began | None) -> bool:

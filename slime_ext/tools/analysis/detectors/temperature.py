@@ -7,7 +7,7 @@ import math
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, Lag, lag
 from slime_ext.tools.analysis.detectors.shared.bends import HEALTHY, Bend, bend
 from slime_ext.tools.analysis.detectors.shared.contexts import Contexts
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import VALUES, Explained
 from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_temperature
 from slime_ext.tools.analysis.detectors.shared.sampling import (
@@ -37,8 +37,10 @@ DETECTOR = Detector(
     what="the engine samples at another temperature than the trainer scores with",
     asks="300 tokens",
     title="""
-        The sampler runs{% if some is defined %} {{ some | share(1) }} of the prompts{% endif %} at a {{
-        "lower" if scale < 1 else "higher" }} temperature than the trainer scores with.
+        {% if or_else is defined %}The log-ratio follows the probability of the token, as under another
+        temperature. {%- else %}The sampler runs{% if some is defined %} {{ some | share(1) }} of the
+        prompts{% endif %} at a {{ "lower" if scale < 1 else "higher" }} temperature than the trainer
+        scores with. {%- endif %}
     """,
     evidence="""
         {% if some is defined -%} After the same text, the log-ratios of different tokens differ by {{ before
@@ -60,6 +62,7 @@ DETECTOR = Detector(
         Rounding or old weights, because they have no preferred sign at likely tokens. A lag that begins
         during the run, because no rollout is ten times as far off as an earlier one.{% endif %}
     """,
+    remedy="use one temperature for both sides (--rollout-temperature)",
     fix="""
         Use one temperature for both. The trainer divides its logits by --rollout-temperature. A
         temperature in sampling_params of a custom generate function reaches only the sampler. So does
@@ -69,9 +72,9 @@ DETECTOR = Detector(
     """,
 )
 
-TEXTS = (
-    "whether the log-ratio bends with the logit, as under a soft cap (final_logit_softcapping); to decide, "
-    "record several samples of each prompt with their group and token ids"
+TEXTS = Untold(
+    "whether the log-ratio bends with the logit, as under a soft cap (final_logit_softcapping)",
+    "record several samples of each prompt with their group and token ids",
 )
 
 
@@ -99,7 +102,7 @@ def look(d: Diagnosis) -> Figures | None:
         others["soft_cap"] = TEXTS
     if not others:
         return figures
-    return figures | {"or_else": tuple(others), "untold": ". Nor does it tell ".join(others.values())}
+    return figures | {"or_else": tuple(others), "untold": tuple(others.values())}
 
 
 def _of_some_prompts(fit: Bend) -> Figures:

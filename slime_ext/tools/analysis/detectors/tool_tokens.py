@@ -64,6 +64,7 @@ DETECTOR = Detector(
         A faulty engine that is sure of its tokens, because it would be nearly sure, not exactly, and
         hardly any of these log-probs lie between -0.01 and 0.
     """,
+    remedy="set sample.loss_mask to 0 at these tokens",
     fix="""
         Exclude tool output and environment turns from the loss: set sample.loss_mask to 0 at these
         tokens in the custom generate function.

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import VALUES
 from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_masses
 from slime_ext.tools.analysis.detectors.shared.sampling import FEWEST, SMALL, SURE, is_scaled
@@ -42,9 +42,11 @@ DETECTOR = Detector(
     what="top-p or top-k renormalised the engine's log-probs",
     asks="300 tokens",
     title="""
-        {%- if is_even %} The sampler's log-probs are renormalised to the tokens that top-p or top-k
-        kept. {%- else %} The two sides normalise over different sets of tokens, so the trainer's
-        probabilities of sampled tokens are too small. {%- endif %}
+        {%- if or_else is defined %} The trainer's probabilities of sampled tokens are too small, as if
+        both sides normalised over different sets of tokens. {%- elif is_even %} The sampler's log-probs
+        are renormalised to the tokens that top-p or top-k kept. {%- else %} The two sides normalise over
+        different sets of tokens, so the trainer's probabilities of sampled tokens are too small. {%-
+        endif %}
     """,
     evidence="""
         {{ below | share(count) }} of the tokens are less likely for the trainer than for the sampler,
@@ -64,6 +66,7 @@ DETECTOR = Detector(
         Other weights, because the mean ratio over sampled tokens is 1 whatever the trainer's weights
         are.
     """,
+    remedy="sample with --rollout-top-p 1 --rollout-top-k -1 and without min-p",
     fix="""
         Sample with --rollout-top-p 1 --rollout-top-k -1, or replay the sampling mask in the trainer
         (slime: rollout_top_p_token_ids). Min-p looks the same, and so does a minimum length
@@ -83,9 +86,9 @@ ABOVE, CERTAIN = 0.1, 3.0
 # Mean l over log m. Beyond ALONE, something else is wrong, too, such as the temperature. Beyond WHOLLY,
 # ratios are so spread that their mean is below 1 only because large ones are rare.
 ALONE, WHOLLY = 1.1, 2.0
-KEPT = (
-    "which tokens sampling kept; to decide, record the kept sets, or sample a rollout with --rollout-top-p 1 "
-    "--rollout-top-k -1"
+KEPT = Untold(
+    "which tokens sampling kept",
+    "record the kept sets, or sample a rollout with --rollout-top-p 1 --rollout-top-k -1",
 )
 
 
@@ -112,9 +115,9 @@ def look(d: Diagnosis) -> Figures | None:
     if mean < WHOLLY * expected:
         return None
     is_more = mean <= ALONE * expected
-    others = {"or_else": ("temperature",), "untold": KEPT} if is_more and is_scaled(d) else {}
+    others = {"or_else": ("temperature",), "untold": (KEPT,)} if is_more and is_scaled(d) else {}
     if not (is_even or is_one_sided):  # few tokens have less mass, so a list may have left out their rivals
-        others = {"or_else": ("constrained_decoding",), "untold": KEPT}
+        others = {"or_else": ("constrained_decoding",), "untold": (KEPT,)}
     return others | {
         "below": sides.below,
         "above": sides.above,

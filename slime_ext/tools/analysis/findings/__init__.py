@@ -46,6 +46,7 @@ def _in_order(before: Mapping[str, Iterable[str]]) -> list[str]:
 _ALL: dict[str, Detector] = {name: module.DETECTOR for name, module in _MODULES.items()}
 BEFORE = {name: _before(name, _ALL) for name in _ALL}
 DETECTORS = {name: _ALL[name] for name in _in_order(BEFORE)}
+REMEDIES = {name: detector.remedy for name, detector in DETECTORS.items()}
 LOOKS: dict[str, Look] = {name: _MODULES[name].look for name in DETECTORS}
 
 
@@ -88,7 +89,7 @@ def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ..
         elif reasons[name]:
             state, detail = "excluded", reasons[name]
         else:
-            state, findings[name] = "found", detector.finding(name, result)
+            state, findings[name] = "found", detector.finding(name, result, REMEDIES)
         looked.append(Looked(name=name, state=state, detail=detail))
     if "left_out" in findings:
         findings = {

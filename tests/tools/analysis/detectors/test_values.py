@@ -115,7 +115,7 @@ def test_the_end_of_a_thought_that_a_budget_forces_is_no_tool_output():
     found = findings(run(warp=budget))
     assert set(found) == {"constrained_decoding"}
     forced = found["constrained_decoding"]
-    assert forced.or_else == ("tool_tokens",) and "token 7" in forced.title
+    assert forced.or_else == ("tool_tokens",) and "Token 7" in forced.title
     assert "100% at place 24" in forced.evidence and forced.explains > 0.9
 
 

@@ -12,6 +12,7 @@ import math
 from enum import Enum, auto
 from typing import NamedTuple
 
+from slime_ext.tools.analysis.detectors.shared.detector import Untold
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums, since_seen
 
@@ -31,9 +32,10 @@ class Lag(Enum):
     UNKNOWN = auto()  # too few tokens are known to come from fresh or from old weights
 
 
-UNTOLD = (
-    "which weights sampled; to decide, analyse rollout 0 as well, where sampler and trainer have the same, "
-    "and record weight versions (--custom-rollout-log-function-path slime_ext.host.log_rollout, or a patch)"
+UNTOLD = Untold(
+    "which weights sampled",
+    "analyse rollout 0 as well, where sampler and trainer have the same weights, and record weight versions "
+    "(--custom-rollout-log-function-path slime_ext.host.log_rollout, or a patch)",
 )
 
 

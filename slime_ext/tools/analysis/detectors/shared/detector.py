@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jinja2 import Environment, StrictUndefined, Template
 
@@ -18,10 +18,20 @@ ANY_CAUSE = "any cause"  # the group of all detectors that explain a distance
 TEMPLATES = ("title", "evidence", "fix", "ruled_out")
 # The result of a detector: the figures that its texts name. Optional keys: ``rollouts``, the ids of those
 # that show the fault; ``severity``, if it is not the detector's; ``or_else``, the findings that the dump
-# cannot tell from this one, with ``untold``, which says what would decide; ``explains``, an ``Explained``;
+# cannot tell from this one, with ``untold``, what keeps it open; ``explains``, an ``Explained``;
 # ``is_proven``, if values that agree elsewhere show the cause, so that no larger share rules it out.
 Figures = Mapping[str, Any]
 Look = Callable[[Diagnosis], Figures | None]
+
+
+class Untold(NamedTuple):
+    """What a dump does not tell, so that several causes remain, and the step that would tell it.
+
+    Both are clauses: "which layer differs first" and "record layer outputs of both sides".
+    """
+
+    what: str
+    step: str
 
 
 class Lacks(Exception):
@@ -52,8 +62,10 @@ class Detector:
     Args:
         severity: of the finding.
         what: what happened, in a few words, for the list of all findings.
+        remedy: what to do if it is this cause, as a short clause, beside those of other causes that remain.
         title, evidence, fix, ruled_out: Jinja templates over the figures. They say what was seen, the figures
-            that show it, what to do, and the next likely explanation with the evidence against it.
+            that show it, what to do, and the next likely explanation with the evidence against it. If
+            ``or_else`` is defined, a title says only what was measured.
         threshold: what the figures had to exceed.
         asks: what it needs of a dump besides log-probs of both sides.
         says: "cause", or "symptom" if the causes remain open.
@@ -73,14 +85,19 @@ class Detector:
     ruled_out: str
     fix: str
     asks: str = ""
+    remedy: str = ""
     says: Literal["cause", "symptom"] = "cause"
     group: str = ""
     after: tuple[str, ...] = ()
     explains: bool = True
     side: Literal["honest", "altered", "either"] = "either"
 
-    def finding(self, name: str, figures: Figures) -> Finding:
-        """Returns the finding, with the figures filled into its texts."""
+    def finding(self, name: str, figures: Figures, remedies: Mapping[str, str]) -> Finding:
+        """Returns the finding, with the figures filled into its texts.
+
+        Args:
+            remedies: name of a finding -> its remedy.
+        """
         rendered = {key: _line(_template(getattr(self, key)).render(figures)) for key in TEMPLATES}
         finding = Finding(
             name=name,
@@ -93,7 +110,9 @@ class Detector:
         others = tuple(figures.get("or_else", ()))
         if explains := figures.get("explains"):
             finding = _explaining(finding, explains, is_open=bool(others))
-        return _open(finding, others, figures["untold"]) if others else finding
+        if not others:
+            return finding
+        return _open(finding, others, figures["untold"], remedies, is_cause=self.says == "cause")
 
 
 def _explaining(finding: Finding, explains: Explained, *, is_open: bool) -> Finding:
@@ -125,17 +144,38 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _open(finding: Finding, others: tuple[str, ...], untold: str) -> Finding:
-    """Returns the finding with the other causes that remain, at most a warning."""
+def _open(
+    finding: Finding,
+    others: tuple[str, ...],
+    untold: tuple[Untold, ...],
+    remedies: Mapping[str, str],
+    *,
+    is_cause: bool,
+) -> Finding:
+    """Returns the finding with the other causes that remain, at most a warning.
+
+    Its fix says how to tell the causes apart, and what to do about each.
+
+    Args:
+        is_cause: whether the finding is one of the causes; a symptom is not.
+    """
     names = " or ".join(others)
     changes = {"severity": "warning" if finding.severity == "error" else finding.severity, "or_else": others}
-    if finding.says == "cause":
-        changes["title"] = f"Either {finding.name} or {names}: {finding.title}"
+    steps = "; ".join(one.step for one in untold)
+    causes = (finding.name, *others)
+    if is_cause:
+        questions = ", nor ".join(one.what for one in untold)
+        changes["title"] = f"Either {' or '.join(causes)}: {finding.title}"
         changes["ruled_out"] = (
-            f"Nothing yet, because {names} would look the same here. The dump does not tell {untold}."
+            f"Nothing yet, because {names} would look the same here. The dump does not tell {questions}."
         )
+        advice = f"To tell which: {steps}."
     else:
-        changes["ruled_out"] = f"Nothing yet: {names} may be the cause. To decide, record {untold}."
+        causes = others
+        changes["ruled_out"] = f"Nothing yet: {names} may be the cause."
+        advice = f"{finding.fix} To tell the cause: {steps}."
+    remedied = "; ".join(f"if it is {name}, {' '.join(remedies[name].split())}" for name in causes)
+    changes["fix"] = f"{advice} {remedied[0].upper()}{remedied[1:]}."
     return replace(finding, **changes)
 
 

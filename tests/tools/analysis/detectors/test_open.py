@@ -1,0 +1,70 @@
+"""Where several causes remain, a finding says how to tell them apart and what to do about each."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from slime_ext.tools.analysis import detectors as room
+from slime_ext.tools.analysis.document import FINDINGS
+from slime_ext.tools.analysis.findings import DETECTORS
+from tests.tools.analysis.detectors.toys import edited, findings, run
+
+SYMPTOMS = {name for name, detector in DETECTORS.items() if detector.says == "symptom"}
+
+
+def of_module(name):
+    return ast.parse((Path(room.__file__).parent / f"{name}.py").read_text())
+
+
+def alternatives():
+    """The findings that the source of some detector names beside its own, and those detectors themselves.
+
+    A name in a function of a detector's module is such an alternative, as nothing else is asked by name.
+    """
+    names = set()
+    for name in FINDINGS:
+        functions = [node for node in of_module(name).body if isinstance(node, ast.FunctionDef)]
+        leaves = [leaf for function in functions for leaf in ast.walk(function)]
+        strings = {leaf.value for leaf in leaves if isinstance(leaf, ast.Constant)}
+        if "or_else" in strings:
+            names |= ({name} | (strings & set(FINDINGS))) - SYMPTOMS
+    return names | {"rollouts_apart"}  # a symptom that stale_weights names
+
+
+def test_every_cause_that_may_remain_beside_another_has_a_remedy():
+    known = alternatives()
+    assert len(known) > 20 and {name for name in known if not DETECTORS[name].remedy} == set()
+    remedies = [" ".join(detector.remedy.split()) for detector in DETECTORS.values() if detector.remedy]
+    assert all(one[0].islower() and not one.endswith(".") for one in remedies)
+
+
+def noisy():
+    """The trainer's logits rounded, which the text decides."""
+    return run(6, noise=0.1)
+
+
+def falling():
+    """A difference that matters less and less along the response."""
+
+    def edit(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        moved = 0.5 * torch.randn(r.size, generator=g) * torch.exp(-r.segments.within / 20.0)
+        return {"proximal": (r.proximal + moved - moved**2 / 2).clamp(max=-1e-6), "groups": None}
+
+    return edited(run(6), edit)
+
+
+@pytest.mark.parametrize(("make", "name"), [(noisy, "quantised"), (falling, "prompt_cut")])
+def test_the_fix_treats_each_cause_and_tells_them_apart(make, name):
+    finding = findings(make())[name]
+    causes = (finding.name, *finding.or_else)
+    assert len(causes) > 1 and finding.fix.startswith("To tell which: ")
+    for cause in causes:
+        remedy = " ".join(DETECTORS[cause].remedy.split())
+        assert f"f it is {cause}, {remedy}" in finding.fix
+    assert f"Either {' or '.join(causes)}: " in finding.title
+    assert "lower precision" not in finding.title and "different prompts" not in finding.title
