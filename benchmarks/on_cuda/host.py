@@ -27,7 +27,6 @@ from zipfile import ZipFile
 
 import torch
 import torch.distributed as dist
-from megatron.core import mpu
 
 from benchmarks.on_cuda import timing
 from benchmarks.on_cuda.timing import Row
@@ -84,6 +83,8 @@ def find(asked: Path | None, wheels: Path, scratch: Path) -> Path | None:
 @contextlib.contextmanager
 def one_rank(device: str) -> Iterator[None]:
     """Starts the process groups of Megatron on one rank."""
+    from megatron.core import mpu  # 5 s, which the tests of this file don't pay
+
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, "lo")  # because a machine's name may not resolve
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"

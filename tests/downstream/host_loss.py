@@ -2,7 +2,8 @@
 
 The host's modules are the real ones; packages whose ``__init__`` pulls in engines are entered without running
 it, and where ray is not installed an empty module of that name stands in (``slime.utils.misc`` imports it for
-functions that the loss never calls).
+functions that the loss never calls). Functions that run on ranks import Megatron themselves: the server that
+ranks are forked from has it, and the tests that import this file don't wait 5 s for it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from megatron.core import mpu
 from torch import Tensor
 
 from slime_ext.host import step_metrics, train_step, wrapping
@@ -137,6 +137,8 @@ def measure(
     Args:
         jobs: cases in layouts of one shape.
     """
+    from megatron.core import mpu
+
     torch._dynamo.config.disable = True
     tp, cp, pp, _, vpp = jobs[0][0].shape
     mpu.initialize_model_parallel(tp, pp, vpp if vpp > 1 else None, context_parallel_size=cp)
@@ -162,6 +164,8 @@ def _measured(host: Any, layout: Layout, case: Case) -> dict[str, Any]:
 
 
 def _summed(args: Namespace, host: Any, layout: Layout, case: Case) -> dict[str, Any]:
+    from megatron.core import mpu
+
     total = torch.zeros(2, dtype=torch.float64)
     logs: list[dict[str, Any]] = []
     mine = samples(case.nan)[mpu.get_data_parallel_rank() :: mpu.get_data_parallel_world_size()]
@@ -209,6 +213,8 @@ def _as_one(args: Namespace) -> Namespace:
 
 def _metrics(logs: list[dict[str, Any]], layout: Layout) -> dict[str, float]:
     """The host's own reduction: SUM over data and context parallel, by the number of rollouts."""
+    from megatron.core import mpu
+
     if not logs or layout.flags.get("calculate_per_token_loss"):
         return {}
     values = torch.stack([log["values"].double() for log in logs]).sum(0)
@@ -325,6 +331,8 @@ class Slime:
 
     def logits(self, args: Namespace, part: list[Sample]) -> Tensor:
         """[1, T, V / tp], or [N, PADDED / cp, V / tp], that the model would hand over on this rank."""
+        from megatron.core import mpu
+
         cp, tp = mpu.get_context_parallel_world_size(), mpu.get_tensor_model_parallel_world_size()
         if args.qkv_format == "bshd":
             local = torch.stack([self.cut.slice_with_cp(s.logits, 0, "bshd", PADDED) for s in part])
@@ -340,6 +348,8 @@ class Slime:
 
     def rollout_data(self, args: Namespace, mine: list[Sample]) -> dict[str, Any]:
         """This rank's rollout as this release's actor holds it."""
+        from megatron.core import mpu
+
         source = Path(self.dispatch.__file__).read_text()
         batch = self.batch(args, mine)
         data = {key: value for key, value in batch.items() if value is not None}
@@ -396,6 +406,8 @@ class Miles(Slime):
     @classmethod
     def join(cls) -> None:
         """Tells miles of Megatron's groups, as its actor does."""
+        from megatron.core import mpu
+
         parallel = importlib.import_module("miles.backends.training_utils.parallel")
         info = parallel.GroupInfo
         groups = {

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.distributed as dist
-from megatron.core import mpu
 
 from slime_ext import host as slime_host
 from slime_ext.host import heads
@@ -174,6 +173,8 @@ def exactly():
 def through_the_host(name, folder, layout, cases):
     """(loss, what is wrong with the gradient, tail_fraction, what is wrong with the dump or None without one)
     of every case on all ranks; None off rank 0."""
+    from megatron.core import mpu
+
     torch._dynamo.config.disable = True
     mpu.initialize_model_parallel(layout.tp, 1, context_parallel_size=layout.cp)
     host, found = HOSTS[name](folder), []

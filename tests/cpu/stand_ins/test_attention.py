@@ -1,17 +1,19 @@
-"""Packed, context-parallel attention against a loop over sequences and positions."""
+"""Packed, context-parallel attention against a loop over sequences and positions.
+
+Only ranks import Megatron: the server that they are forked from has it, and the tests' workers need 5 s.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
-from megatron.core import parallel_state
-from megatron.core.packed_seq_params import PackedSeqParams
 
 from slime_ext.errors import ConfigError
-from slime_ext_cpu.stand_ins import attention, torch_cuda
+from slime_ext_cpu.stand_ins import torch_cuda
 from tests.ranks import GROUP, run_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group(GROUP)]  # processes of their own
@@ -67,6 +69,8 @@ def _oracle():
 
 
 def _params(lengths):
+    from megatron.core.packed_seq_params import PackedSeqParams
+
     ends = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     return PackedSeqParams(qkv_format="thd", cu_seqlens_q=torch.tensor(ends, dtype=torch.int32))
 
@@ -84,6 +88,10 @@ def _pick(full, rank, size):
 
 
 def _on_ranks(size):
+    from megatron.core import parallel_state
+
+    from slime_ext_cpu.stand_ins import attention
+
     torch_cuda.replace()
     parallel_state.initialize_model_parallel(context_parallel_size=size)
     group = parallel_state.get_context_parallel_group()
@@ -103,12 +111,19 @@ def test_outputs_and_gradients_are_those_of_a_loop(size):
             torch.testing.assert_close(one, _pick(list(full), rank, size), rtol=0, atol=1e-13)
 
 
-def test_refuses_lengths_that_do_not_cut_into_chunks():
-    with pytest.raises(ConfigError, match=r"lengths in multiples of 4 .* got \[4, 6\]"):
-        attention.layout(torch.tensor([0, 4, 10]), 0, 2)
+def _refusals():
+    """The errors about lengths that cannot be cut into chunks, and about unpacked input."""
+    from slime_ext_cpu.stand_ins import attention
 
-
-def test_refuses_unpacked_input():
     module = attention.PackedAttention(None, 1, None, "self", pg_collection=SimpleNamespace(cp=OneRank()))
-    with pytest.raises(ConfigError, match="expected packed_seq_params with qkv_format 'thd'"):
+    with pytest.raises(ConfigError) as lengths:
+        attention.layout(torch.tensor([0, 4, 10]), 0, 2)
+    with pytest.raises(ConfigError) as unpacked:
         module(None, None, None, None)
+    return str(lengths.value), str(unpacked.value)
+
+
+def test_refuses_lengths_that_do_not_cut_into_chunks_and_unpacked_input():
+    ((lengths, unpacked),) = run_ranks(_refusals, 1)
+    assert re.search(r"lengths in multiples of 4 .* got \[4, 6\]", lengths)
+    assert "expected packed_seq_params with qkv_format 'thd'" in unpacked
