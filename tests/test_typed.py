@@ -57,7 +57,7 @@ WRONG = 'broken: int = slime_ext.correct(torch.ones(1), torch.ones(1), torch.one
 @pytest.mark.slow
 def test_a_step_of_ones_own_type_checks_and_a_wrong_line_alone_does_not(tmp_path):
     (tmp_path / "own.py").write_text(f"{OWN}\n{WRONG}\n")
-    cache = ["--cache-dir", str(ROOT / "build/mypy")]  # torch alone takes ten seconds
+    cache = ["--cache-dir", str(ROOT / "build/mypy")]  # torch alone takes seconds
     words = ["--config-file", str(ROOT / "pyproject.toml"), *cache, "--strict", "own.py"]
     ran = subprocess.run(
         [sys.executable, "-m", "mypy", *words],
