@@ -3,7 +3,7 @@
 ``python -m tests.downstream.host_parser slime|miles FILE`` with the host's package on PYTHONPATH: a JSON list
 of lists of flags in, a JSON list of ``[who refuses, its line]`` out, ``["", ""]`` where nobody does. Nothing
 is started. Left out is what needs the model's files or a device: the checks against the Hugging Face
-configuration, but for a third word, Megatron's own and SGLang's; every path exists.
+configuration, but on a rank, Megatron's own and SGLang's; every path exists.
 """
 
 from __future__ import annotations
@@ -13,17 +13,41 @@ import contextlib
 import importlib
 import json
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
 from unittest import mock
 
 UNNEEDED = ("sglang_validate_args", "megatron_validate_args", "hf_validate_args", "validate_args")
+ENVIRONMENT = {
+    "SLIME_EXT_WITHOUT_CUDA": "1",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "SGLANG_USE_CPU_ENGINE": "1",
+}
 MEGATRON = ("_hf_validate_args", "validate_args", "_validate_allgather_cp_supported")
 
 
-def main(package: str, path: str, with_model: str = "") -> int:
+def main(package: str, path: str) -> int:
     """Prints the verdicts."""
+    print(json.dumps(verdicts(package, json.loads(Path(path).read_text()))))
+    return 0
+
+
+def on_a_rank(package: str, folder: str, launches: list[tuple[str, ...]]) -> list[list[str]]:
+    """The verdicts of a host in a folder, with the model's files, in a fork that has imported Megatron."""
+    from slime_ext_cpu import stand_ins
+    from slime_ext_cpu.stand_ins import torch_cuda
+
+    os.environ.update(ENVIRONMENT)
+    sys.path.insert(0, folder)
+    torch_cuda.replace()
+    stand_ins.install()
+    return verdicts(package, launches, with_model=True)
+
+
+def verdicts(package: str, launches: list[tuple[str, ...]], with_model: bool = False) -> list[list[str]]:
+    """``[who refuses, its line]`` for each launch."""
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(sys.stderr), contextlib.ExitStack() as stack:
         parser = importlib.import_module(f"{package}.utils.arguments")
@@ -41,9 +65,7 @@ def main(package: str, path: str, with_model: str = "") -> int:
         stack.enter_context(mock.patch("os.path.exists", lambda path: True))
         stack.enter_context(mock.patch("argparse.ArgumentParser.error", refuse))
         logging.disable(logging.CRITICAL)
-        verdicts = [verdict(parser, startup, flags) for flags in json.loads(Path(path).read_text())]
-    print(json.dumps(verdicts))
-    return 0
+        return [verdict(parser, startup, flags) for flags in launches]
 
 
 def refuse(parser, message):

@@ -24,6 +24,7 @@ from slime_ext.errors import SlimeExtError
 from slime_ext.tools.commands.check_answer import check
 from slime_ext.tools.launch import python_script
 from slime_ext.tools.launch.sources import named_sources
+from tests.downstream import host_parser
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "slime_ext_cpu/site"
@@ -152,23 +153,17 @@ def flags_of(script: Path) -> tuple[str, ...]:
     return ()
 
 
-def told(
-    found: list[tuple[str, ...]], package: str, tree: Path, with_model: str = ""
-) -> list[tuple[str, str]]:
+def told(found: list[tuple[str, ...]], package: str, tree: Path) -> list[tuple[str, str]]:
     """What the host's parser and ``init`` say to each list of flags."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "launches.json")
         file.write_text(json.dumps(found))
         answered = subprocess.run(
-            [sys.executable, "-m", "tests.downstream.host_parser", package, str(file), with_model],
+            [sys.executable, "-m", "tests.downstream.host_parser", package, str(file)],
             cwd=ROOT,
             env=os.environ
-            | {
-                "PYTHONPATH": os.pathsep.join(map(str, (SITE, tree, ROOT))),
-                "SLIME_EXT_WITHOUT_CUDA": "1",
-                "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-                "SGLANG_USE_CPU_ENGINE": "1",
-            },
+            | host_parser.ENVIRONMENT
+            | {"PYTHONPATH": os.pathsep.join(map(str, (SITE, tree, ROOT)))},
             capture_output=True,
             text=True,
             check=False,

@@ -9,7 +9,8 @@ import pytest
 
 from slime_ext.tools.launch.launch import Launch, WrittenFlag
 from slime_ext_cpu.rehearsal.refused import refusals
-from tests.downstream.launches import told
+from tests.downstream.host_parser import on_a_rank
+from tests.ranks import run_ranks
 
 CONFIG = {
     "model_type": "qwen3",
@@ -69,7 +70,7 @@ def test_what_is_refused_here_is_what_the_host_refuses(host, tmp_path):
     texts = [f"{text} {change.format(model=tmp_path)}" for change in CHANGES]
     texts.append(text.replace("--num-rollout 3", ""))
     found = [tuple(shlex.split(each)) for each in texts]
-    theirs = told(found, host.name, host.folder, "with the model")
+    (theirs,) = run_ranks(on_a_rank, 1, host.name, str(host.folder), found)
     for change, words, (who, line) in zip([*CHANGES, "no end"], found, theirs, strict=True):
         ours = list(refusals(launched(words)))
         assert (len(ours), who) == ((1, "host") if line else (0, "")), (change, ours, line)
