@@ -265,6 +265,19 @@ class DumpedRollout:
         """The joined rollouts, or this one."""
         return self.joined or (self,)
 
+    def share(self) -> None:
+        """Gives each joined rollout its part of what was computed of all of them, as views."""
+        token = sample = 0
+        for one in self.joined:
+            tokens, samples = slice(token, token + one.size), slice(sample, sample + one.count)
+            names = dict.fromkeys(SHARED["token"], tokens) | dict.fromkeys(SHARED["sample"], samples)
+            views = {name: vars(self)[name][..., cut] for name, cut in names.items() if name in vars(self)}
+            vars(one).update(views)
+            within = vars(self.segments).get("within")
+            if within is not None:
+                vars(one.segments)["within"] = within[tokens]
+            token, sample = tokens.stop, samples.stop
+
     def by_rollout(self, values: Tensor) -> Sequence[Tensor]:
         """Returns the values of each rollout: [T] -> several [tokens of a rollout]."""
         return values.split([one.size for one in self.joined]) if self.joined else (values,)
@@ -316,6 +329,11 @@ class DumpedRollout:
     def responding(self) -> Tensor:
         """The samples with a response token, [S] bool."""
         return self.samples_with(self.mask)
+
+    @cached_property
+    def prompt_ids(self) -> Tensor | None:
+        """The prompt of each sample, counted from 0 in the rollout, [S] int64; None if it is not known."""
+        return None if self.groups is None else torch.tensor(self.groups).unique(return_inverse=True)[1]
 
     @cached_property
     def ages(self) -> Tensor | None:
@@ -412,9 +430,9 @@ class DumpedRollout:
         """Yields the rollout in parts, so that temporary tensors stay small.
 
         A part has whole samples with at most ``limit`` tokens, or one longer sample. Its tensors are views.
-        Joined rollouts are small, so they are one part.
+        A small rollout is its only part, and so are joined rollouts.
         """
-        if self.joined:
+        if self.joined or (self.count and self.size <= limit):
             yield self
             return
         first, begin, end = 0, 0, 0
@@ -458,6 +476,11 @@ class DumpedRollout:
 
 
 ROWS = rows_of(DumpedRollout)
+# What a rollout computes once of each token, or of each sample, without looking at others.
+SHARED = {
+    "token": ("log_ratio", "finite", "surprise", "columns", "turns", "credit"),
+    "sample": ("sample_sums", "responding"),
+}
 
 
 def form_of(rollout: DumpedRollout) -> tuple[object, ...]:

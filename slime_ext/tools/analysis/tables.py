@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
@@ -135,13 +136,18 @@ def tabulated_apart(
     }
     if len(has_runs) > 1:  # their sums are computed in different orders
         return torch.stack([tabulated(index[b:e], [row[b:e] for row in rows], size) for b, e in bounds])
-    stretch = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    index = index.long() + stretch * (size + 1)
+    index = torch.add(index.long(), _stretches(tuple(counts)), alpha=size + 1)
     if True in has_runs:
         begins = run_begins(index)
         index, rows = index[begins], run_sums(rows, begins)
     sums = _scattered(index, rows, len(counts) * (size + 1)).view(len(rows), len(counts), size + 1)
     return sums[..., :size].permute(1, 2, 0)
+
+
+@lru_cache(4)  # tokens and samples of the rollouts that are being read
+def _stretches(counts: tuple[int, ...]) -> Tensor:
+    """Returns the number of the stretch of each column, from the columns of each stretch."""
+    return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
 
 
 def _scattered(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tensor:

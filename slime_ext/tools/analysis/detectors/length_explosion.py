@@ -54,23 +54,28 @@ class Cuts(Measure):
 
     def close(self, rollout: DumpedRollout) -> None:
         is_cut = [status == "truncated" for status in rollout.statuses or [""] * rollout.count]
-        error, _ = _error_of_mean(rollout, rollout.lengths)
+        of_length, of_cut, independent = _errors_of_means(rollout, [rollout.lengths, is_cut])
         share = sum(is_cut) / max(rollout.count, 1)
-        self.rollouts.append(Cut(rollout.rollout_id, error, share, *_error_of_mean(rollout, is_cut)))
+        self.rollouts.append(Cut(rollout.rollout_id, of_length, share, of_cut, independent))
 
 
-def _error_of_mean(rollout: DumpedRollout, values: Sequence[float]) -> tuple[float, int]:
-    """Returns the standard error of a mean over samples, and the number of independent values.
+def _errors_of_means(rollout: DumpedRollout, values: Sequence[Sequence[float]]) -> tuple[float, float, int]:
+    """Returns the standard errors of two means over samples, and the number of independent values.
 
     The samples are those with a response. Answers to one prompt count as one value.
+
+    Args:
+        values: [2, S].
     """
-    means = torch.tensor(values, dtype=torch.float64)[rollout.responding]
-    if rollout.groups is not None:
-        _, index, counts = torch.tensor(rollout.groups)[rollout.responding].unique(
-            return_inverse=True, return_counts=True
-        )
-        means = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, index, means) / counts
-    return float(means.std()) / math.sqrt(len(means)) if len(means) > 1 else 0.0, len(means)
+    means = torch.tensor(values, dtype=torch.float64)[:, rollout.responding]
+    if rollout.prompt_ids is not None:
+        prompts = rollout.prompt_ids[rollout.responding]
+        counts = torch.bincount(prompts)
+        sums = torch.zeros(2, len(counts), dtype=torch.float64).index_add_(1, prompts, means)
+        means = (sums / counts)[:, counts > 0]
+    count = means.shape[1]
+    errors = (means.std(1) / math.sqrt(count)).tolist() if count > 1 else [0.0, 0.0]
+    return *errors, count
 
 
 DETECTOR = Detector(

@@ -51,19 +51,20 @@ class Diagnosis(Additive):
     def add(self, rollout: DumpedRollout) -> None:
         """Adds a rollout, or several that are joined."""
         collectors = (self.curves, self.worsts, self.means, self.samples, *self.measures.values())
-        alone = collectors
-        if rollout.joined:
-            alone = tuple(collector for collector in collectors if not collector.takes_joined)
-            for collector in collectors:
-                if collector.takes_joined:
-                    collector.add(rollout)
-        for one in rollout.rollouts:
-            self._add(one, alone)
+        if not rollout.joined:
+            self._add(replace(rollout, midway=midway(rollout)), collectors)
+            return
+        for collector in collectors:
+            if collector.takes_joined:
+                collector.add(rollout)
+        rollout.share()
+        for one in rollout.joined:
+            self._add(one, [collector for collector in collectors if not collector.takes_joined])
 
     def _add(self, rollout: DumpedRollout, collectors: Sequence[Any]) -> None:
         """Adds a rollout, part by part, so that temporary tensors stay small."""
         sums, of_rollout, of_version = Sums(), RolloutSums(), defaultdict(float)
-        for part in replace(rollout, midway=midway(rollout)).parts():
+        for part in rollout.parts():
             for collector in (sums, of_rollout, *collectors):
                 collector.add(part)
             if part.versions is not None:

@@ -65,8 +65,8 @@ class Sizes(Measure):
         at = ((size + DECADES) * SIZES / DECADES).long().clamp(0, SIZES - 1)
         at = torch.where(surprise > CERTAIN * n, at, SIZES)
         self.sums += tabulated(at, [torch.ones_like(n), n, k], SIZES)
-        if part.groups is not None:
-            self.grouped += _by_group(torch.tensor(part.groups), at, (n > 0) & (surprise > CERTAIN * n))
+        if part.prompt_ids is not None:
+            self.grouped += _by_group(part.prompt_ids, at, (n > 0) & (surprise > CERTAIN * n))
 
     def close(self, rollout: DumpedRollout) -> None:
         if self.grouped.any():
@@ -75,18 +75,21 @@ class Sizes(Measure):
         self.grouped = zeros(3, SIZES)
 
 
-def _by_group(groups: Tensor, bins: Tensor, known: Tensor) -> Tensor:
+def _by_group(prompts: Tensor, bins: Tensor, known: Tensor) -> Tensor:
     """Returns the numbers of ``GroupSizes`` over the known samples of one part, [3, SIZES].
 
     Args:
-        groups, bins: [S] prompt and bin of each sample.
+        prompts, bins: [S] prompt and bin of each sample.
         known: [S] bool, samples to count.
     """
-    numbers, index, counts = groups[known].unique(return_inverse=True, return_counts=True)
-    bins, none = bins[known], torch.zeros(len(numbers), dtype=torch.int64)
-    lowest, highest = (none.scatter_reduce(0, index, bins, of, include_self=False) for of in ("amin", "amax"))
+    prompts, bins = prompts[known], bins[known]
+    counts = torch.bincount(prompts)
+    lowest, highest = (
+        torch.zeros_like(counts).scatter_reduce(0, prompts, bins, of, include_self=False)
+        for of in ("amin", "amax")
+    )
     several = counts > 1
-    of_each = (bins[several[index]], lowest[several], highest[several])
+    of_each = (bins[several[prompts]], lowest[several], highest[several])
     return torch.stack([torch.bincount(x, minlength=SIZES) for x in of_each]).double()
 
 
