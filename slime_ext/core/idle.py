@@ -199,10 +199,12 @@ def wild_batch() -> StepInputs:
     """Makes the sequences that steps are tried on, in float64 on the CPU."""
     short = itertools.product(SHAPES, SIZES, SURE, (1.0, -1.0))
     long = itertools.product(((1,) * LONG, (-1,) * LONG), (0.1, 12.0), SURE[:1], (1.0, -1.0))
-    cases = [(torch.tensor(shape, dtype=torch.float64), *more) for shape, *more in (*short, *long)]
+    cases = [*short, *long]
     lengths = [len(shape) for shape, *_ in cases]
-    mask = torch.cat([torch.tensor(TURNS if n == len(TURNS) else (1,) * n) for n in lengths]) > 0
-    log_ratio = torch.cat([shape * size for shape, size, _, _ in cases])
+    masks = (TURNS if n == len(TURNS) else (1,) * n for n in lengths)
+    mask = torch.tensor([*itertools.chain.from_iterable(masks)]) > 0
+    log_ratios = [sign * size for shape, size, _, _ in cases for sign in shape]
+    log_ratio = torch.tensor(log_ratios, dtype=torch.float64)
     sure, advantages = (
         torch.tensor([case[place] for case in cases], dtype=torch.float64).repeat_interleave(
             torch.tensor(lengths)

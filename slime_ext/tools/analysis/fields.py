@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ ENGINES = ("engine", "engine_id", "engine_url", "worker_id", "worker_url", "serv
 ENGINE_RANK = "dp_rank"  # data-parallel rank inside an engine: SGLang's meta_info["dp_rank"]
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """A sample as a file holds it.
 
     Args:

@@ -113,7 +113,8 @@ def look(d: Diagnosis) -> Figures | None:
     need(prints, "samples with a response")
     samples, prompts, surprise = (torch.cat(column) for column in list(zip(*prints, strict=True))[1:])
     rollout_ids = torch.cat([torch.full_like(group.samples, group.rollout_id) for group in prints])
-    in_prompt = torch.stack([samples, prompts]).unique(dim=1, return_inverse=True)[1]
+    index, of_prompt = (keys.unique(return_inverse=True)[1] for keys in (samples, prompts))
+    in_prompt = index * len(of_prompt) + of_prompt  # because unique pairs take five times as long
     counted = (
         _Copies.of(*keys, surprise.double()) for keys in ((in_prompt, prompts), (samples, 0 * prompts))
     )

@@ -7,12 +7,13 @@ computation is over packed tokens.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
+from types import NoneType
 from typing import Any
 
 import numpy
@@ -90,11 +91,13 @@ class _Plan:
         plain: attribute, key, and what turns the value into the attribute, or None.
         several: the same with several keys, of which the first that is not null counts.
         computed: attribute, and what returns it from the whole sample.
+        lists: the keys of lists that tell the response's length.
     """
 
     plain: list[tuple[str, str, Any]]
     several: list[tuple[str, tuple[str, ...], Any]]
     computed: list[tuple[str, Any]]
+    lists: list[str]
 
 
 @lru_cache(64)
@@ -107,6 +110,7 @@ def _plan(keys: tuple[Any, ...], dump: str | None) -> _Plan:
         [(one, *names, parse) for one, names, parse in there if len(names) == 1],
         [each for each in there if len(each[1]) > 1],
         [(row.one, row.read) for row in rows if row.read and not set(row.names).isdisjoint(keys)],
+        [name for names in LENGTHS for name in names if name in keys],
     )
 
 
@@ -119,20 +123,22 @@ def sample_of(keys: Mapping[str, Any], position: int, dump: str | None = None) -
     plan, length = _plan(tuple(keys), dump), first(keys, "response_lengths", "response_length")
     ids = keys.get("tokens")
     if length is None:
-        lists = (first(keys, *names) for names in LENGTHS)
-        length = len(next((values for values in lists if values is not None), ()))
+        length = len(first(keys, *plan.lists, default=()))
     length = int(length)
     count = length if ids is None else len(ids)
-    total = max(int(first(keys, "total_lengths") or count), length)
-    prompt_length = int(first(keys, "prompt_length", default=total - length))
+    total = max(int(keys.get("total_lengths") or count), length)
+    prompt_length = keys.get("prompt_length")
+    prompt_length = total - length if prompt_length is None else int(prompt_length)
     if abs(prompt_length) >= 10**MOST_DIGITS:
         raise ValueError(f"expected a prompt_length of at most {MOST_DIGITS} digits, got a longer one")
     values = {one: parse(keys[key]) if parse else keys[key] for one, key, parse in plan.plain}
     for one, names, parse in plan.several:
         value = first(keys, *names)
         values[one] = value if parse is None else parse(value)
-    record = Record(keys, length, ids)
-    values.update((one, read(record)) for one, read in plan.computed)
+    if plan.computed:
+        record = Record(keys, length, ids)
+        for one, read in plan.computed:
+            values[one] = read(record)
     return DumpedSample(position, length, prompt_length, **values)
 
 
@@ -219,8 +225,7 @@ def _packed(rows: Sequence[DumpedSample]) -> dict[str, numpy.ndarray] | None:
     if any(row.proximal is None or row.behavior is None for row in rows):
         return None
     lengths, packed = [row.response_length for row in rows], dict[str, numpy.ndarray]()
-    for each in PER_TOKEN:
-        columns = list(map(attrgetter(each.one), rows))  # __dict__ would make a dictionary for each row
+    for each, columns in _held(rows):
         if set(map(type, columns)) == {list} and list(map(len, columns)) == lengths:
             with suppress(TypeError, OverflowError):  # one of many values is no number
                 code = "q" if each.dtype == torch.int64 else "f"
@@ -236,6 +241,14 @@ def _packed(rows: Sequence[DumpedSample]) -> dict[str, numpy.ndarray] | None:
                     return None
                 setattr(row, each.one, values)
     return packed
+
+
+def _held(rows: Sequence[DumpedSample]) -> Iterator[tuple[Field, list[Any]]]:
+    """Yields the fields per token that a sample has, with the value of each sample."""
+    for each in PER_TOKEN:
+        columns = list(map(attrgetter(each.one), rows))  # __dict__ would make a dictionary for each row
+        if set(map(type, columns)) != {NoneType}:
+            yield each, columns
 
 
 def _fits(row: DumpedSample, notes: Notes) -> bool:
@@ -272,8 +285,9 @@ def _joined(samples: Sequence[DumpedSample], row: Field, packed: Mapping[str, nu
     values = list(map(attrgetter(row.one), samples))
     if row.per == "sample":
         return row.join(values)
-    if not row.is_needed and all(value is None for value in values):
-        return None
+    if set(map(type, values)) == {NoneType}:
+        size = sum(sample.response_length for sample in samples)
+        return row.join(torch.full((size,), row.missing, dtype=row.dtype)) if row.is_needed else None
     for sample in samples:
         setattr(sample, row.one, None)
     if row.name in packed:

@@ -31,7 +31,7 @@ def compare_heads(row: DumpedSample, sample: DumpedSample) -> None:
     support has neither ``kl`` nor ``tail``, because it leaves nothing out.
     """
     if all(
-        side is None for x in (row, sample) for side in (x.sampler_head, x.trainer_head, x.trainer_support)
+        x.sampler_head is None and x.trainer_head is None and x.trainer_support is None for x in (row, sample)
     ):
         return
     head = _first(row.sampler_head, sample.sampler_head), row.trainer_head
