@@ -38,6 +38,7 @@ def host(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(driver, "wheel_folder", lambda: None)
     monkeypatch.setattr(driver, "CHILD", CHILD)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 40))  # on any disk
     train(tmp_path, "")
     return tmp_path
 

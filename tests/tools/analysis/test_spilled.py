@@ -7,8 +7,8 @@ import json
 import pickle
 import shutil
 import sys
-import time
 import types
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import pytest
@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from slime_ext.tools.analysis.document import Skipped
+from slime_ext.tools.analysis.readers import spilled
 from slime_ext.tools.analysis.readers.unpickle import DATACLASSES, NotPlain, PlainUnpickler
 from tests.tools.analysis import dumps
 from tests.tools.analysis.in_process import read
@@ -351,16 +352,33 @@ DAMAGES = {
 }
 
 
+@pytest.fixture
+def failed_reads(monkeypatch):
+    """One entry for each read of straw that fails, for which straw waits four seconds."""
+    failed, plainly = [], spilled._without_stderr
+
+    @contextmanager
+    def counted():
+        with plainly():
+            try:
+                yield
+            except Exception as error:
+                failed.append(error)
+                raise
+
+    monkeypatch.setattr(spilled, "_without_stderr", counted)
+    return failed
+
+
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=list(DAMAGES))
-def test_a_damaged_pool_costs_little_time_and_one_note(tmp_path, capfd, damage):
-    """straw waits four seconds for each tensor of a damaged file: 60 seconds for these 15."""
+def test_a_damaged_pool_is_waited_for_once_and_is_one_note(tmp_path, capfd, failed_reads, damage):
+    """straw would wait for each tensor of a damaged file: 60 seconds for these 15."""
     pool = Pool(tmp_path / "straw", "my-run")
     write(tmp_path / "run", lambda name, tensor: pool.tensor(tensor, name))
     pool.store.close()
     damage(packs(tmp_path / "straw")[-1])
-    begin = time.monotonic()
     found = only([tmp_path / "run"])
-    assert time.monotonic() - begin < 12
+    assert len(failed_reads) <= 1
     (note,) = found.notes
     assert note.endswith(("its file cannot be read (first: sample 0)", "(first: sample 2)"))
     assert capfd.readouterr().err == ""
@@ -377,14 +395,13 @@ def test_a_pool_beside_a_dump_that_was_moved_is_read(tmp_path, place):
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=list(DAMAGES))
-def test_a_damaged_pool_of_an_archive_is_one_line(tmp_path, capfd, damage):
+def test_a_damaged_pool_of_an_archive_is_one_line(tmp_path, capfd, failed_reads, damage):
     archive = write_archive(tmp_path / "run")
     for number in range(1, 4):
         content = json.loads(archive.read_text()) | {"rollout_id": number}
         archive.with_name(f"{number}.straw.json").write_text(json.dumps(content))
     damage(packs(tmp_path / "run")[-1])
-    begin = time.monotonic()
     reasons = {found.reason for found in read([tmp_path / "run"]) if isinstance(found, Skipped)}
-    assert time.monotonic() - begin < 8
+    assert len(failed_reads) <= 1
     assert any("got a damaged file in it: copy the pool again" in said for said in reasons)
     assert capfd.readouterr().err == ""
