@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -56,6 +57,11 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """The long ones first, so that no worker ends with one of them alone."""
     items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("host", "slow")])
+
+
+def pytest_collection_finish():
+    """Exempts modules and test items from garbage collections, which would visit them again and again."""
+    gc.freeze()
 
 
 @pytest.fixture

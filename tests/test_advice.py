@@ -16,6 +16,7 @@ from slime_ext.config.files import read_mapping
 from slime_ext.core.correction import Correction
 from slime_ext.core.steps import Reject, Veto
 
+pytestmark = pytest.mark.xdist_group("evidence")  # one worker draws the bootstraps of the table
 ROOT = Path(__file__).parents[1]
 MODES = sorted((ROOT / "configs/modes").glob("*.yaml"))
 LAUNCHES = sorted((ROOT / "examples").glob("*.sh"))

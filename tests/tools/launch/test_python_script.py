@@ -11,6 +11,10 @@ USAGE = (
     "import argparse; parser = argparse.ArgumentParser(); parser.add_argument('model'); parser.parse_args()"
 )
 HELP = "import logging; logging.warning('no GPU'); print('usage: run.py MODEL'); raise SystemExit(1)"
+MISC = """
+def exec_command(command): ...
+def get_free_port(*args): ...  # which the stand-ins of a machine without CUDA replace
+"""
 SUBMITS = """
 from beside import words
 from miles.utils.misc import exec_command
@@ -23,6 +27,8 @@ def script(tmp_path):
     """A place for a script in a checkout."""
     for folder in ("miles/utils/external_utils", "scripts"):
         (tmp_path / folder).mkdir(parents=True)
+    for package in ("miles", "miles/utils"):  # else Python finds the wheel of miles and imports torch
+        (tmp_path / package / "__init__.py").touch()
     return tmp_path / "scripts/run.py"
 
 
@@ -47,7 +53,7 @@ def test_a_script_that_submits_nothing_is_one_line(script, monkeypatch, text, li
 
 
 def test_a_script_imports_what_is_beside_it_as_python_does(script):
-    (script.parents[1] / "miles/utils/misc.py").write_text("def exec_command(command): ...\n")
+    (script.parents[1] / "miles/utils/misc.py").write_text(MISC)
     folder = script.parents[1] / "examples/one"
     folder.mkdir(parents=True)
     (folder / "beside.py").write_text("words = '--lr 1'\n")
