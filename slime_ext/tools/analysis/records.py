@@ -11,13 +11,14 @@ from functools import cached_property
 from itertools import chain
 from typing import Literal
 
+import numpy
 import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Tokens
 from slime_ext.core.tokens import Head, Support
 from slime_ext.ops.divergences import is_log_prob, k3, log_ratio
-from slime_ext.ops.segments import Segments, as_bytes, as_numbers, selected
+from slime_ext.ops.segments import Segments, as_bytes, selected
 from slime_ext.tools.analysis.fields import (
     ENGINE_RANK,
     ENGINES,
@@ -321,9 +322,22 @@ class DumpedRollout:
         """The place of each sample in the packed tokens."""
         return Segments.whole(self.lengths, self.mask)
 
+    def reduced(self, reduce: numpy.ufunc, values: Tensor, empty: float) -> Tensor:
+        """Reduces the values of each sample, [T] -> [S].
+
+        Args:
+            reduce: such as ``numpy.minimum``. It reads each value once and writes no temporary array.
+            empty: the value of a sample without a token.
+        """
+        results = numpy.full(self.count, empty, dtype=values.numpy().dtype)
+        ends = self.segments.bounds.numpy()
+        has_tokens = ends[1:] > ends[:-1]
+        results[has_tokens] = reduce.reduceat(values.numpy(), ends[:-1][has_tokens])
+        return torch.from_numpy(results)
+
     def samples_with(self, flags: Tensor) -> Tensor:
         """Returns the samples with at least one flagged token, [T] bool -> [S] bool."""
-        return self.segments.local_sums([as_numbers(flags, torch.float32)])[0] > 0
+        return self.reduced(numpy.logical_or, flags, False)
 
     @cached_property
     def responding(self) -> Tensor:
@@ -410,11 +424,10 @@ class DumpedRollout:
 
     def oldest_versions(self) -> Tensor:
         """Returns the oldest version of the weights that sampled each sample, [S] float64; NaN if unknown."""
-        oldest = torch.full((self.count,), torch.nan, dtype=torch.float64)
         if self.versions is None:
-            return oldest
-        known = torch.where(self.versions >= 0, self.versions.double(), torch.nan)  # NaN is the smallest
-        return oldest.scatter_reduce(0, self.segments.ids.long(), known, "amin", include_self=False)
+            return torch.full((self.count,), torch.nan, dtype=torch.float64)
+        oldest = self.reduced(numpy.minimum, self.versions, UNKNOWN)
+        return torch.where(oldest >= 0, oldest.double(), torch.nan)
 
     @cached_property
     def turns(self) -> Tensor:

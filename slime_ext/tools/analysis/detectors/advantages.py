@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from slime_ext.ops.segments import selected
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
@@ -233,7 +234,7 @@ def kind_of(rollout: DumpedRollout) -> str:
     """
     if rollout.advantages is None:
         return ""
-    if not bool(rollout.credit.isfinite().all()):
+    if not all(bool(part.credit.isfinite().all()) for part in rollout.parts()):
         return "nan"
     advantage, constant = _of_samples(rollout)
     if by := _normalised_by(rollout, advantage):
@@ -289,10 +290,10 @@ def _normalised_by(rollout: DumpedRollout, advantage: Tensor) -> str:
     Args:
         advantage: [S] mean of each sample.
     """
-    values, mask = rollout.credit.double(), rollout.mask
-    apart = (values - rollout.segments.expand(advantage)).abs()[mask]
-    if len(apart) and float(apart.max()) > SEVERAL:
-        by_rank = (_are_normal(values[mask], ranks[mask]) for ranks in _chunk_ranks(rollout))
+    mask = rollout.mask
+    if _has_several(rollout, advantage):
+        values = rollout.credit.double()[mask]
+        by_rank = (_are_normal(values, ranks[mask]) for ranks in _chunk_ranks(rollout))
         return "chunks" if any(by_rank) else ""
     if rollout.ranks is None or rollout.groups is None:
         return ""
@@ -302,7 +303,23 @@ def _normalised_by(rollout: DumpedRollout, advantage: Tensor) -> str:
     if not bool((means[rollout.responding].abs() >= ROUNDING).any()):
         return ""
     ranks = torch.tensor(rollout.ranks)[rollout.segments.ids.long()]
-    return "ranks" if _are_normal(values[mask], ranks[mask]) else ""
+    return "ranks" if _are_normal(rollout.credit.double()[mask], ranks[mask]) else ""
+
+
+def _has_several(rollout: DumpedRollout, advantage: Tensor) -> bool:
+    """Returns whether the advantages of a sample differ by more than rounding.
+
+    Args:
+        advantage: [S] mean of each sample.
+    """
+    begin = 0
+    for part in rollout.parts():
+        means = part.segments.expand(advantage[begin : begin + part.count])
+        apart = selected((part.credit.double() - means).abs(), part.mask)
+        if part.size and float(apart.max()) > SEVERAL:
+            return True
+        begin += part.count
+    return False
 
 
 def _are_normal(values: Tensor, ranks: Tensor) -> bool:
@@ -336,8 +353,11 @@ def _chunk_ranks(rollout: DumpedRollout) -> Iterator[Tensor]:
 
 def _of_samples(rollout: DumpedRollout) -> tuple[Tensor, bool]:
     """Returns the mean advantage of each sample [S], and whether all its tokens have that number."""
-    values = rollout.credit.double()
-    total, square, count = rollout.segments.local_sums([values, values.square(), rollout.mask])
+    sums = []
+    for part in rollout.parts():
+        values = part.credit.double()
+        sums.append(part.segments.local_sums([values, values.square(), part.mask]))
+    total, square, count = torch.cat(sums, 1)
     n = count.clamp_min(1)
     spread = (square / n - (total / n).square()).clamp_min(0)
     return total / n, bool((spread <= 1e-6 + 1e-4 * (total / n).square()).all())

@@ -34,9 +34,8 @@ class Turns(Measure):
         self.turns += int(part.segments.turn_ids[-1:].sum())
         self.moved += moved_turns(part)
         if part.size:
-            turns = tabulated(
-                part.segments.turn_ids, part.columns[[0, 1, 5]], int(part.segments.turn_ids[-1]) + 1
-            )
+            rows = [part.columns[i] for i in (0, 1, 5)]
+            turns = tabulated(part.segments.turn_ids, rows, int(part.segments.turn_ids[-1]) + 1)
             self.far += turns[turns[:, 1] > FAR * turns[:, 0]][:, [0, 2]].sum(0)
 
     def close(self, rollout: DumpedRollout) -> None:

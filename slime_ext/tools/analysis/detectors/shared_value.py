@@ -47,7 +47,7 @@ class Values(Measure):
         far = part.finite & (part.log_ratio.abs() > FAR)
         if not far.any():
             return
-        behavior, (*_, squared, near) = part.behavior[far], clipped(part)[:, far]
+        behavior, (squared, near) = part.behavior[far], (row[far] for row in clipped(part)[-2:])
         values, index, counts = behavior.unique(return_inverse=True, return_counts=True)
         is_known = (counts >= REPEATED) | (values == 0)
         if not is_known.any():

@@ -38,7 +38,7 @@ class ChunkEdges(Measure):
     def add(self, part: DumpedRollout) -> None:
         if not part.size or part.prompt_lengths is None:
             return
-        columns, lengths = clipped(part), torch.tensor(part.lengths)
+        lengths = torch.tensor(part.lengths)
         prompts = torch.tensor(part.prompt_lengths)[:, None]
         ends, whole = lengths.cumsum(0)[:, None], prompts + lengths[:, None]
         # For each number of chunks, the numbers of all chunks but the first, [starts].
@@ -50,10 +50,11 @@ class ChunkEdges(Measure):
         padded = (whole + chunks - 1) // chunks * number
         for table, first in zip(self.sums, (even, padded), strict=True):
             is_response = (first < whole) & (first >= prompts) & (first > 0)
-            sizes, at = [count - 1 for count in CHUNKS], ends - whole + first
-            starts = zip(table, at.split(sizes, 1), is_response.split(sizes, 1), strict=True)
-            for sums, places, is_held in starts:
-                sums += columns[:, places[is_held]].sum(1)
+            sizes, at = [count - 1 for count in CHUNKS], (ends - whole + first).clamp(0, part.size - 1)
+            rows = torch.stack([column[at] for column in clipped(part)])
+            starts = zip(table, rows.split(sizes, 2), is_response.split(sizes, 1), strict=True)
+            for sums, of_chunks, is_held in starts:
+                sums += of_chunks[:, is_held].sum(1)
 
 
 class Edges(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.measures.measure import once_per_part
@@ -13,11 +12,13 @@ LARGEST = 30.0  # nats; larger |l| count as this
 
 
 @once_per_part
-def clipped(part: DumpedRollout) -> Tensor:
-    """Returns 1, l, |l|, l^2 and k3 of each token, [COLUMNS, T]; 0 where l is unknown.
+def clipped(part: DumpedRollout) -> tuple[Tensor, ...]:
+    """Returns 1, l, |l|, l^2 and k3 of each token, COLUMNS tensors [T]; 0 where l is unknown.
 
     |l| is at most LARGEST, and k3 at most that of |l| = 5.
     """
-    count, absolute, _, log_ratio, _, near = part.columns
-    size = absolute.clamp(max=LARGEST)
-    return torch.stack([count, log_ratio.clamp(-LARGEST, LARGEST), size, size.square(), near])
+    count, absolute, squared, log_ratio, _, near = part.columns
+    if part.size and float(absolute.max()) > LARGEST:
+        absolute, log_ratio = absolute.clamp(max=LARGEST), log_ratio.clamp(-LARGEST, LARGEST)
+        squared = absolute.square()
+    return count, log_ratio, absolute, squared, near

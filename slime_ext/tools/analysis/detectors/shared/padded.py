@@ -81,8 +81,7 @@ class Padded(Measure):
         return max(fits, key=lambda one: one.in_place - one.apart, default=None)
 
     def close(self, rollout: DumpedRollout) -> None:
-        count, *_, near = rollout.columns
-        if not rollout.size or float(near.sum()) <= AGREES * float(count.sum()):
+        if not _is_far(rollout):
             return
         lengths = torch.tensor(rollout.lengths)
         for size, batch in _batches(rollout):
@@ -91,6 +90,15 @@ class Padded(Measure):
             early = rollout.segments.expand(longest[batch] - lengths)
             for side in range(len(SIDES)):
                 self.sums[side, size] += _put_back(rollout, early, is_sampler=side == 1)
+
+
+def _is_far(rollout: DumpedRollout) -> bool:
+    """Returns whether the mean k3 is beyond that of two engines that agree."""
+    count, distance = 0, 0.0
+    for part in rollout.parts():
+        count += int(part.finite.count_nonzero())
+        distance += float(k3(part.log_ratio.double()).clamp(max=MOST_K3).sum())
+    return distance > AGREES * count
 
 
 def _batches(rollout: DumpedRollout) -> Iterator[tuple[int, Tensor]]:

@@ -50,7 +50,7 @@ class SameText(Measure):
         begins = run_begins(before)
         sizes = begins.diff(append=begins.new_tensor([len(before)]))
         run = torch.repeat_interleave(sizes)
-        _, log_ratio, _, _, near = clipped(part)[:, at]
+        _, log_ratio, _, _, near = (row[at] for row in clipped(part))
         both = torch.stack([log_ratio, part.behavior[at].double()])
         means = torch.zeros(2, len(begins), dtype=torch.float64).index_add_(1, run, both) / sizes
         apart = both - means[:, run]
