@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -335,6 +335,13 @@ class DumpedRollout:
         results[has_tokens] = reduce.reduceat(values.numpy(), ends[:-1][has_tokens])
         return torch.from_numpy(results)
 
+    def sums(self, rows: Iterable[Tensor]) -> Tensor:
+        """Sums K rows over each sample: K tensors [T] -> [K, S] float64.
+
+        It takes a third of the time of ``Segments.local_sums``, whose bits the hook needs.
+        """
+        return torch.stack([self.reduced(numpy.add, row.double(), 0.0) for row in rows])
+
     def samples_with(self, flags: Tensor) -> Tensor:
         """Returns the samples with at least one flagged token, [T] bool -> [S] bool."""
         return self.reduced(numpy.logical_or, flags, False)
@@ -413,9 +420,14 @@ class DumpedRollout:
         log_ratio_.copy_(self.log_ratio)
         torch.abs(log_ratio_, out=absolute)
         torch.square(log_ratio_, out=squared)
-        distance.copy_(k3(log_ratio_))
+        distance.copy_(k3(log_ratio_, self.ratio_minus_one))
         torch.clamp(distance, max=MOST_K3, out=near)
         return rows
+
+    @cached_property
+    def ratio_minus_one(self) -> Tensor:
+        """e^l - 1 of each token, [T] float64; 0 where ``finite`` is false."""
+        return torch.expm1(self.log_ratio.double())
 
     @cached_property
     def sample_sums(self) -> Tensor:
@@ -491,7 +503,7 @@ class DumpedRollout:
 ROWS = rows_of(DumpedRollout)
 # What a rollout computes once of each token, or of each sample, without looking at others.
 SHARED = {
-    "token": ("log_ratio", "finite", "surprise", "columns", "turns", "credit"),
+    "token": ("log_ratio", "finite", "surprise", "columns", "ratio_minus_one", "turns", "credit"),
     "sample": ("sample_sums", "responding"),
 }
 

@@ -13,6 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
+MOST_BITS = 63  # of an int64 that is not negative
 LONG_RUNS = 4  # mean tokens per run from which it is faster to sum the runs first
 
 
@@ -86,12 +87,31 @@ def earlier(keys: Tensor) -> Tensor:
     >>> earlier(torch.tensor([7, 5, 7, 7])).tolist()
     [0, 0, 1, 2]
     """
-    order = keys.argsort(stable=True)
-    begins = run_begins(keys[order])
-    counts, places = torch.empty_like(order), torch.arange(len(keys))
-    lengths = begins.diff(append=begins.new_tensor([len(keys)]))
-    counts[order] = places - begins.repeat_interleave(lengths)
-    return counts
+    keys, order = in_order(keys)
+    begins = run_begins(keys).numpy()
+    places = numpy.arange(len(keys))
+    counts = numpy.empty_like(places)
+    counts[order.numpy()] = places - numpy.repeat(begins, numpy.diff(begins, append=len(keys)))
+    return torch.from_numpy(counts)
+
+
+def in_order(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns integers [N] in rising order, and their places before, where equal ones keep their order.
+
+    If a key and its place fit into 63 bits, both are sorted as one number, in a third of the time.
+    """
+    count = len(keys)
+    if not count:
+        return keys, keys
+    low, high = (int(key) for key in keys.aminmax())
+    bits = (count - 1).bit_length()
+    if (high - low).bit_length() + bits > MOST_BITS:
+        order = keys.argsort(stable=True)
+        return keys[order], order
+    both = ((keys.long() - low) << bits | torch.arange(count)).numpy()
+    both.sort()
+    both = torch.from_numpy(both)
+    return (both >> bits) + low, both & ((1 << bits) - 1)
 
 
 def run_sums(rows: Sequence[Tensor] | Tensor, begins: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from slime_ext.ops.segments import selected
+from slime_ext.ops.segments import as_bytes, selected
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
@@ -356,7 +356,7 @@ def _of_samples(rollout: DumpedRollout) -> tuple[Tensor, bool]:
     sums = []
     for part in rollout.parts():
         values = part.credit.double()
-        sums.append(part.segments.local_sums([values, values.square(), part.mask]))
+        sums.append(part.sums([values, values.square(), as_bytes(part.mask)]))
     total, square, count = torch.cat(sums, 1)
     n = count.clamp_min(1)
     spread = (square / n - (total / n).square()).clamp_min(0)

@@ -43,7 +43,7 @@ class Fingerprints(Measure):
 def fingerprints(part: DumpedRollout) -> Prints:
     """Returns the fingerprints of the samples of a part that have a response."""
     behavior = part.compared(part.behavior)
-    (surprise,) = part.segments.local_sums([-behavior])
+    (surprise,) = part.sums([-behavior])
     tokens = behavior.view(torch.int32).long()
     if part.tokens is not None:
         tokens = tokens ^ (part.segments.zeroed(part.tokens) << 32)

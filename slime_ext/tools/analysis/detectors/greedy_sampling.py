@@ -24,7 +24,7 @@ class Sure(Measure):
     tokens: int = 0
 
     def add(self, part: DumpedRollout) -> None:
-        self.tokens += int((part.finite & (part.behavior == 0)).sum())
+        self.tokens += int((part.finite & (part.behavior == 0)).count_nonzero())
 
 
 @dataclass
@@ -47,8 +47,8 @@ class Draws(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         probability = part.behavior.exp()
-        self.unsure += int((part.finite & (probability < UNSURE)).sum())
-        self.unlikely += int((part.finite & (probability < UNLIKELY)).sum())
+        self.unsure += int((part.finite & (probability < UNSURE)).count_nonzero())
+        self.unlikely += int((part.finite & (probability < UNLIKELY)).count_nonzero())
         at, before, until = texts_of(part)
         if not len(at):
             return
@@ -56,7 +56,7 @@ class Draws(Measure):
         _, of_token, tokens = until.unique(return_inverse=True, return_counts=True)
         beside, same = (texts[of_text] - 1).double(), (tokens[of_token] - 1).double()
         is_shared = beside > 0
-        self.shared += int(is_shared.sum())
+        self.shared += int(is_shared.count_nonzero())
         self.equal += float((same[is_shared] / beside[is_shared]).sum())
         self.expected += float(probability[at][is_shared].double().sum())
 

@@ -31,11 +31,11 @@ class Kept(Measure):
             return
         known = part.finite & part.kept.isfinite()
         alone = known & (part.kept.abs() == 1)
-        self.known += int(known.sum())
-        self.outside += int((known & (part.kept < 0)).sum())
+        self.known += int(known.count_nonzero())
+        self.outside += int((known & (part.kept < 0)).count_nonzero())
         self.alone += int(alone.sum())
-        self.sampler += int((alone & (part.behavior > -ZERO)).sum())
-        self.trainer += int((alone & (part.proximal > -ZERO)).sum())
+        self.sampler += int((alone & (part.behavior > -ZERO)).count_nonzero())
+        self.trainer += int((alone & (part.proximal > -ZERO)).count_nonzero())
         self.mass += float(part.log_ratio[known].double().clamp(max=2.0).exp().sum())
 
 

@@ -9,18 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
+from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import VALUES, explained_by_values
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.repeats import rise
-from slime_ext.tools.analysis.detectors.shared.token_ids import IDS, TokenIds
+from slime_ext.tools.analysis.detectors.shared.token_ids import IDS, UNSURE, TokenIds, by_id
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import tabulated, zeros
+from slime_ext.tools.analysis.tables import zeros
 
-UNSURE = -1.0  # nats, a log-prob below which the sampler was unsure
 SIZES, DECADES = 60, 6  # bins of |l|, from 1e-4 to 1e2 nats
 
 
@@ -41,7 +40,7 @@ class Unsure(Measure):
     def add(self, part: DumpedRollout) -> None:
         if part.size and part.tokens is not None:
             is_unsure = part.finite & (part.behavior < UNSURE)
-            self.ids += tabulated(torch.where(is_unsure, part.tokens & (IDS - 1), IDS), clipped(part), IDS)
+            self.ids += by_id(part)[1]
             self.sizes += torch.bincount(size_bin(part.columns[1][is_unsure]), minlength=SIZES).double()
 
 

@@ -77,7 +77,7 @@ class Exchanged(Measure):
         if not unrelated.any():
             return
         count, *_, near = part.columns
-        sums = part.segments.local_sums([count, near])
+        sums = part.sums([count, near])
         self.apart += float(sums[1, relation.apart & ~relation.related].sum())
         tokens, distance = sums[:, unrelated]
         self.far += torch.stack([tokens.sum(), distance.sum(), distance.square().sum()])
@@ -181,7 +181,7 @@ class Moved(Measure):
         if not which.any():
             return
         near = part.columns[-1]
-        self.apart += float(part.segments.local_sums([near])[0, which].sum())
+        self.apart += float(part.sums([near])[0, which].sum())
         lengths = torch.tensor(part.lengths)
         begins = lengths.cumsum(0) - lengths
         for i in which.nonzero()[:MOVABLE, 0].tolist():

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
+from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import VALUES, explained_by_values
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
-from slime_ext.tools.analysis.detectors.shared.repeats import Repeats, came_before, rise
+from slime_ext.tools.analysis.detectors.shared.repeats import Repeats, by_repetition, rise
 from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
-from slime_ext.tools.analysis.tables import tabulated, zeros
+from slime_ext.tools.analysis.tables import zeros
 
 NEW, JUST, ONCE = range(3)  # never before in its response; only at the token before; once, and earlier
 
@@ -34,13 +34,8 @@ class Newest(Measure):
     def add(self, part: DumpedRollout) -> None:
         if part.size < 2 or part.tokens is None:
             return
-        ids = part.segments.ids
-        came = came_before(part)
-        is_same = torch.zeros(part.size, dtype=torch.bool)
-        is_same[1:] = (part.tokens[1:] == part.tokens[:-1]) & (ids[1:] == ids[:-1])
-        kind = torch.where(came == 0, NEW, torch.where(came == 1, torch.where(is_same, JUST, ONCE), 3))
-        index = torch.where(kind < 3, kind * SURPRISES + part.surprise.long(), 3 * SURPRISES)
-        self.sums += tabulated(index, clipped(part), 3 * SURPRISES).view(3, SURPRISES, COLUMNS)
+        just, new, once, *_ = by_repetition(part)
+        self.sums += torch.stack([new, just, once])
 
 
 DETECTOR = Detector(

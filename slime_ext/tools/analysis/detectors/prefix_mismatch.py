@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.metrics.names import HEALTHY
+from slime_ext.ops.segments import as_bytes, as_numbers
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.along import explained_along
 from slime_ext.tools.analysis.detectors.shared.certainty import add_by_surprise, beyond_certainty
@@ -19,7 +20,7 @@ from slime_ext.tools.analysis.detectors.shared.layers import layer_apart
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
-from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.tables import run_begins, zeros
 
 NEAR = 8  # first tokens of a turn that count as its start
 PARTS = ("start of the first turn", "rest of the first turn", "start of later turns", "rest of later turns")
@@ -34,11 +35,10 @@ class PartsOfTurns(Measure):
     table: Tensor = field(default_factory=lambda: zeros(len(PARTS), SURPRISES, 4))
 
     def add(self, part: DumpedRollout) -> None:
-        turns = part.segments.turn_ids
-        begins = (turns.diff(prepend=turns.new_zeros(1)) > 0).nonzero()[:, 0]  # where each turn begins
-        begins = torch.cat([begins, begins.new_zeros(1)])
-        is_begin = torch.arange(part.size) - begins[turns - 1] < NEAR
-        places = 2 * (part.turns > 0).long() + (~is_begin).long()
+        begins = run_begins(part.segments.turn_ids)
+        lengths = begins.diff(append=begins.new_tensor([part.size]))
+        is_rest = torch.arange(part.size) - begins.repeat_interleave(lengths, output_size=part.size) >= NEAR
+        places = 2 * as_numbers(part.turns > 0, torch.int64) + as_bytes(is_rest)
         add_by_surprise(self.table, places, part)
 
 

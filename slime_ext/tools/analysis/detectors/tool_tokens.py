@@ -41,10 +41,10 @@ class Doubtful(Measure):
         beside[1:] |= neighbour
         beside[:-1] |= neighbour
         recorded = part.finite & ~zero
-        self.padded += int((beside & is_unlikely).sum())
-        self.nearly += int((recorded & (part.behavior > SURE_OF) & is_unlikely).sum())
-        self.recorded_doubted += int((recorded & (part.proximal < DOUBTED)).sum())
-        self.recorded_unlikely += int((recorded & is_unlikely).sum())
+        self.padded += int((beside & is_unlikely).count_nonzero())
+        self.nearly += int((recorded & (part.behavior > SURE_OF) & is_unlikely).count_nonzero())
+        self.recorded_doubted += int((recorded & (part.proximal < DOUBTED)).count_nonzero())
+        self.recorded_unlikely += int((recorded & is_unlikely).count_nonzero())
 
 
 DETECTOR = Detector(

@@ -30,8 +30,8 @@ class Sides(Measure):
     below: int = 0
 
     def add(self, part: DumpedRollout) -> None:
-        self.above += int((part.log_ratio > EXACT).sum())
-        self.below += int((part.log_ratio < -EXACT).sum())
+        self.above += int((part.log_ratio > EXACT).count_nonzero())
+        self.below += int((part.log_ratio < -EXACT).count_nonzero())
 
 
 DETECTOR = Detector(

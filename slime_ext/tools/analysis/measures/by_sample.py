@@ -5,6 +5,7 @@ Samples that are drawn again show how far chance alone moves the numbers of a ro
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -97,8 +98,8 @@ class BySample(Additive):
     def add(self, part: DumpedRollout) -> None:
         """Adds the samples of a part of a rollout."""
         count, absolute, _, log_ratio, _, near = part.sample_sums
-        ratio = part.log_ratio.double().clamp(max=HIGHEST).exp() * part.columns[0]
-        ratios = part.segments.local_sums([ratio, ratio.square()])
+        ratio = part.ratio_minus_one.clamp(max=math.expm1(HIGHEST)) + part.columns[0]
+        ratios = part.sums([ratio, ratio.square()])
         seed = (1 + part.rollout_id * 8191 + part.positions[0]) % (1 << 63)
         generator = torch.Generator().manual_seed(seed)
         draws = torch.poisson(torch.ones(REPLICATES, part.count, dtype=torch.float64), generator=generator)

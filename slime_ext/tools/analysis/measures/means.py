@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from slime_ext.ops.segments import as_numbers
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive, zeros
 
@@ -44,12 +45,12 @@ class Means(Additive):
         """Adds the sequences of a part of a rollout."""
         n, absolute, _, log_ratio, *_ = part.sample_sums
         ratio_minus_one = torch.expm1(part.log_ratio.clamp(max=math.log(LARGEST_RATIO)))
-        totals = (part.segments.local_sum(ratio_minus_one), log_ratio, absolute)
+        totals = (part.sums([ratio_minus_one])[0], log_ratio, absolute)
         quantities = [(total, n) for total in totals]
         if part.entropy is not None:
             known = part.finite & part.entropy.isfinite()
             surprise = torch.where(known, -part.behavior - part.entropy, 0)
-            quantities.append(tuple(part.segments.local_sums([surprise, known.float()])))
+            quantities.append(tuple(part.sums([surprise, as_numbers(known, torch.float64)])))
         for row, (total, n) in enumerate(quantities):
             sums = (total.sum(), total.square().sum(), (total * n).sum(), n.sum(), n.square().sum())
             self.sums[row] += torch.stack(sums)

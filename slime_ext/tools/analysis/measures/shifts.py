@@ -47,10 +47,10 @@ def shifted_sums(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
     rows = torch.zeros(4, part.size)
     for row, values in zip(rows[:, here], (1, distance, sizes[here], sizes[there]), strict=True):
         torch.mul(both, values, out=row)
-    sums = part.segments.local_sums(rows)
+    sums = part.sums(rows)
     is_explained = (sums[1] < CLOSER * sums[2:]).all(0)
     if is_explained.any():
-        squares = part.segments.local_sums((rows[2:] - rows[1]).square())
+        squares = part.sums((rows[2:] - rows[1]).square())
         is_explained &= (sums[2:] - sums[1] >= SURE * squares.sqrt()).all(0)
     return sums, is_explained
 

@@ -31,8 +31,8 @@ class Filled(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         zero = part.finite & (part.behavior == 0)
-        self.doubted += int((zero & (part.proximal < DOUBTED)).sum())
-        self.unlikely += int((zero & (part.proximal < UNLIKELY)).sum())
+        self.doubted += int((zero & (part.proximal < DOUBTED)).count_nonzero())
+        self.unlikely += int((zero & (part.proximal < UNLIKELY)).count_nonzero())
         count, *_, near = part.columns
         self.zeros += torch.stack([count[zero], near[zero]]).sum(1)
 

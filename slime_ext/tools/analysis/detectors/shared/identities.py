@@ -19,6 +19,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from slime_ext.ops.segments import as_numbers
 from slime_ext.tools.analysis import document
 from slime_ext.tools.analysis.detectors.shared.explained import whole_run
 from slime_ext.tools.analysis.measures.by_sample import LABELS
@@ -101,12 +102,12 @@ class Ratios(Measure):
     def add(self, part: DumpedRollout) -> None:
         if not part.size:
             return
-        log_ratio = part.log_ratio.double()
-        ratio = torch.expm1(log_ratio.clamp(max=math.log(LARGEST_RATIO)))
-        above = torch.expm1(log_ratio.clamp(0, math.log(HIGHEST)))
+        most, highest = (math.expm1(math.log(limit)) for limit in (LARGEST_RATIO, HIGHEST))
+        ratio = part.ratio_minus_one.clamp(max=most)
+        above = part.ratio_minus_one.clamp(0, highest)
         octave = (1.0 + part.segments.within).log2().long().clamp(max=PLACES - 1)
         index = part.segments.ids.long() * PLACES + octave
-        is_far = (part.log_ratio > FAR).double(), (part.log_ratio < -FAR).double()
+        is_far = (as_numbers(far, torch.float64) for far in (part.log_ratio > FAR, part.log_ratio < -FAR))
         rows = [ratio, part.columns[0], above, ratio.clamp(max=0), *is_far, part.columns[3]]
         table = tabulated(index, rows, part.count * PLACES).view(part.count, PLACES, len(rows))
         self.places += _sums(table)

@@ -60,7 +60,7 @@ class Sizes(Measure):
     def add(self, part: DumpedRollout) -> None:
         n, *_, k = part.sample_sums
         small = part.columns[1].clamp(max=SMALL)
-        small, surprise = part.segments.local_sums([small, -part.compared(part.behavior)])
+        small, surprise = part.sums([small, -part.compared(part.behavior)])
         size = (small / (surprise + CERTAIN * n).clamp_min(1e-30)).clamp_min(1e-30).log10()
         at = ((size + DECADES) * SIZES / DECADES).long().clamp(0, SIZES - 1)
         at = torch.where(surprise > CERTAIN * n, at, SIZES)

@@ -33,7 +33,7 @@ class Recorded(Measure):
         some, lacking = part.samples_with(is_recorded), part.samples_with(part.mask & ~is_recorded)
         self.silent += int((lacking & ~some).sum())
         self.partial += int((lacking & some).sum())
-        self.positive += int(positive.sum())
+        self.positive += int(positive.count_nonzero())
         is_low = part.mask & (part.behavior <= LOWEST) & (part.behavior > -torch.inf)
         values, counts = part.behavior[is_low].unique(return_counts=True)
         most = Counter(dict(zip(values.tolist(), counts.tolist(), strict=True))).most_common(KINDS)

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from slime_ext.ops.segments import as_bytes
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
@@ -23,6 +25,21 @@ def came_before(part: DumpedRollout) -> Tensor:
     return earlier(part.segments.ids.long() * (1 << 32) + part.tokens)
 
 
+@once_per_part
+def by_repetition(part: DumpedRollout) -> Tensor:
+    """Returns the sums of ``clipped`` by how the token came before, and by bin of -log behavior.
+
+    The table is [5, SURPRISES, COLUMNS]: tokens that came only at the token before, never before, once and
+    earlier than that, twice, and more often.
+    """
+    ids, came = part.segments.ids, came_before(part)
+    kind = (came + 1).clamp(max=4)
+    is_same = (part.tokens[1:] == part.tokens[:-1]) & (ids[1:] == ids[:-1]) & (came[1:] == 1)
+    kind[1:] -= 2 * as_bytes(is_same)
+    index = kind * SURPRISES + part.surprise.long()
+    return tabulated(index, clipped(part), 5 * SURPRISES).view(5, SURPRISES, COLUMNS)
+
+
 @dataclass
 class Repeats(Measure):
     """Sums of ``clipped`` by how often the token came before, and by bin of -log behavior.
@@ -36,8 +53,8 @@ class Repeats(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         if part.size and part.tokens is not None:
-            index = came_before(part).clamp(max=SEEN - 1) * SURPRISES + part.surprise.long()
-            self.sums += tabulated(index, clipped(part), SEEN * SURPRISES).view(SEEN, SURPRISES, COLUMNS)
+            just, new, once, *more = by_repetition(part)
+            self.sums += torch.stack([new, just + once, *more])
 
 
 def rise(d: Diagnosis, level: int = 1) -> tuple[float, float]:

@@ -51,11 +51,11 @@ def relation_of(part: DumpedRollout) -> Relation:
     A sample counts as unrelated only if it is also far off.
     """
     b, p = (part.compared(x).double().clamp(min=LEAST) for x in (part.behavior, part.proximal))
-    count, sb, sp, bb, pp, bp = part.segments.local_sums([part.columns[0], b, p, b * b, p * p, b * p])
+    count, sb, sp, bb, pp, bp = part.sums([part.columns[0], b, p, b * b, p * p, b * p])
     n = count.clamp_min(1)
     of_b, of_p, of_both = bb - sb * sb / n, pp - sp * sp / n, bp - sb * sp / n
     correlation = of_both / (of_b * of_p).clamp_min(1e-30).sqrt()
     known = (count >= LEAST_TOKENS) & (of_b > 1e-6) & (of_p > 1e-6)
-    (size,) = part.segments.local_sums([part.log_ratio.abs().clamp(max=1.0)])
+    (size,) = part.sums([part.log_ratio.abs().clamp(max=1.0)])
     apart = known & (size / n > APART)
     return Relation(known, apart & (correlation < UNRELATED), known & (correlation > RELATED), apart)
