@@ -425,6 +425,12 @@ class DumpedRollout:
         return rows
 
     @cached_property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """1 and k3 up to MOST_K3, and |l| and l^2, as the parts of complex numbers, [T]; see ``Rows``."""
+        count, absolute, squared, _, _, near = self.columns
+        return torch.complex(count, near), torch.complex(absolute, squared)
+
+    @cached_property
     def ratio_minus_one(self) -> Tensor:
         """e^l - 1 of each token, [T] float64; 0 where ``finite`` is false."""
         return torch.expm1(self.log_ratio.double())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.document import Curve, CurveName, Point
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import Additive, bins_of, zeros
+from slime_ext.tools.analysis.tables import Additive, Rows, bins_of, zeros
 
 PER_OCTAVE = 4  # bins of positions and lengths
 PER_DECADE = 8  # bins of probabilities
@@ -45,6 +45,7 @@ class Bins(Additive):
         """
         count, absolute, squared, log_ratio = (part.columns if per == "token" else part.sample_sums)[:4]
         rows = (count, absolute, squared, log_ratio, (x * count).nan_to_num(0))
+        rows = Rows.of(rows, {(1, 2): part.pairs[1]} if per == "token" else {})
         part.tabulate(self.table, bins_of(bins, len(self.table)), rows, per)
 
     @property

@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
+from slime_ext.tools.analysis.tables import Rows
 
 
 def add_by_surprise(table: Tensor, places: Tensor, part: DumpedRollout) -> None:
@@ -17,7 +18,9 @@ def add_by_surprise(table: Tensor, places: Tensor, part: DumpedRollout) -> None:
         places: [T]; places behind the table count as its last.
     """
     index = places.floor().clamp(0, len(table) - 1) * SURPRISES + part.surprise
-    part.tabulate(table, index.long(), [part.columns[i] for i in (0, 1, 2, 5)])
+    rows = (part.columns[i] for i in (0, 1, 2, 5))
+    pairs = {(0, 3): part.pairs[0], (1, 2): part.pairs[1]}
+    part.tabulate(table, index.long(), Rows.of(rows, pairs))
 
 
 def beyond_certainty(part: Tensor, others: Tensor) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
-from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.tables import Rows, zeros
 
 
 @dataclass
@@ -25,4 +25,5 @@ class BySurprise(Measure):
     def add(self, part: DumpedRollout) -> None:
         if part.size:
             surprise = -part.compared(part.behavior).double()
-            part.tabulate(self.sums, part.surprise.long(), [*clipped(part), surprise])
+            rows = clipped(part)
+            part.tabulate(self.sums, part.surprise.long(), Rows.of((*rows, surprise), rows.pairs))
