@@ -75,7 +75,7 @@ def as_array(values: Any, dtype: torch.dtype) -> numpy.ndarray:
         return values  # the most frequent case
     if type(values) is list and values and type(values[0]) in (int, float):
         with suppress(TypeError):  # a value is None
-            return numpy.array(array("q" if wanted.kind == "i" else "f", values))
+            return numpy.frombuffer(array("q" if wanted.kind == "i" else "f", values), wanted)
     return as_tensor(values, dtype).numpy()
 
 

@@ -340,8 +340,8 @@ def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | 
         return None
     lengths = [row.response_length for row in rows]
     if all(len(row.weight_versions) == 1 and not row.token_versions for row in rows):
-        alike = torch.tensor([_number(row.weight_versions[0]) for row in rows])
-        return alike.repeat_interleave(torch.tensor(lengths))
+        alike = [_number(row.weight_versions[0]) for row in rows]
+        return torch.from_numpy(numpy.repeat(numpy.array(alike, dtype=numpy.int64), lengths))
     masks = mask.split(lengths)
     return torch.cat([_versions_of(row, row_mask, notes) for row, row_mask in zip(rows, masks, strict=True)])
 
