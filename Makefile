@@ -46,7 +46,7 @@ test: install
 
 # The mathematics and the hook.
 test-core: install
-	@$(VENV)/bin/python -m pytest $(CORE_TESTS) -q -n $(WORKERS) -m "not slow"
+	@$(VENV)/bin/python -m pytest $(CORE_TESTS) -q -n $(WORKERS) --dist loadgroup -m "not slow"
 
 test-fast: install
 	@$(VENV)/bin/python -m pytest tests -q -n $(WORKERS) -m "not slow and not host"

@@ -11,6 +11,7 @@ from slime_ext.core.tokens import Head, Tokens
 from slime_ext.ops.segments import Segments
 from tests import oracle
 
+META = "meta device"  # of xdist: one worker imports what torch needs there, for 0.8 s
 TOP_K = 128  # of the presets that center
 FIELDS = ("proximal", "behavior", "target", "advantage", "host_loss")
 

@@ -21,7 +21,7 @@ from slime_ext.core.steps import Reject, Reweight, Truncate, Veto
 from slime_ext.core.tokens import Head
 from slime_ext.ops.segments import Segments
 from tests import oracle
-from tests.batches import tokens
+from tests.batches import META, tokens
 
 NAMES = st.sampled_from(
     [name for name, p in presets.PRESETS.items() if Need.WHOLE_STEP not in p.correction.needs]
@@ -160,6 +160,7 @@ def call_on(device, packed, host_loss, correction):
     return lambda: apply(correction, inputs)
 
 
+@pytest.mark.xdist_group(META)
 @pytest.mark.parametrize("names", [FEW, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["few", "others"])
 def test_operations_do_not_depend_on_the_number_of_sequences_and_none_waits(names):
     """Tensors on the meta device have no values: whatever reads one raises."""
@@ -176,6 +177,7 @@ def test_operations_do_not_depend_on_the_number_of_sequences_and_none_waits(name
         assert found[0] == found[1], name
 
 
+@pytest.mark.xdist_group(META)
 def test_a_value_that_is_read_is_seen():
     with pytest.raises((RuntimeError, NotImplementedError)):
         batch = tokens(oracle.random_batch(0), torch.float32)

@@ -47,7 +47,7 @@ from slime_ext.core.tokens import Head, Support, Tokens
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.ops.segments import Segments
 from tests import oracle
-from tests.batches import tokens
+from tests.batches import META, tokens
 
 INF, K = math.inf, 3
 TOKEN, SEQ = ("reweight", "token"), ("reweight", "sequence")
@@ -695,6 +695,7 @@ def test_a_support_leaves_no_tail_in_the_metrics():
     assert totals["tail"] == 0.0
 
 
+@pytest.mark.xdist_group(META)
 def test_nothing_waits_for_the_device():
     """Tensors on the meta device have no values: whatever reads one raises."""
     packed, host_loss = with_heads(oracle.random_batch(2), 2)
