@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from slime_ext.config import files as yaml_files
 from slime_ext.tools.commands import cli
 
+pytestmark = pytest.mark.xdist_group("wheel")  # one worker builds it
 ROOT = Path(__file__).parents[1]
 BESIDE = ("configs", "patches")
 

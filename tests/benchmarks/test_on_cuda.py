@@ -80,12 +80,18 @@ def test_without_a_device_the_command_says_so(capsys, monkeypatch):
     assert "--slime: expected a folder, got " in capsys.readouterr().err
 
 
-def test_the_script_hands_its_words_and_its_folder_on(tmp_path):
+def test_the_script_hands_its_words_and_its_folder_on(tmp_path, capsys):
+    python = tmp_path / "python"  # says what it is called with: the real one imports torch three times
+    python.write_text('#!/bin/bash\n[[ $* != *on_cuda* ]] || printf \'%s\\n\' "$PWD" "$@"; exit 0\n')
+    python.chmod(0o755)
     command = ["bash", str(ROOT / "benchmarks/cuda.sh"), "--dry-run", "--wheels", "none", "--slime", "a b"]
-    environment = os.environ | {"PYTHON": sys.executable}
+    environment = os.environ | {"PYTHON": str(python)}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert f"--slime: expected a folder, got {tmp_path / 'a b'}: check the path" in ended.stderr
+    folder, *program = ended.stdout.splitlines()[:5]
+    assert (ended.returncode, ended.stderr, folder) == (0, "", str(ROOT))
+    assert program == ["-W", "ignore", "-m", "benchmarks.on_cuda"]
+    assert on_cuda.main(ended.stdout.splitlines()[5:]) == 2
+    assert f"--slime: expected a folder, got {tmp_path / 'a b'}: check the path" in capsys.readouterr().err
 
 
 def test_a_contender_that_raises_or_comes_too_late_is_a_row_that_says_so(capsys):

@@ -1,44 +1,47 @@
-"""Products of bfloat16 matrices in float32; in an interpreter of their own, whose kernel is replaced."""
+"""Products of bfloat16 matrices in float32; on a rank, whose kernel is replaced."""
 
 from __future__ import annotations
 
-import json
 import struct
-import subprocess
-import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from slime_ext_cpu.stand_ins import bfloat16
+from tests.ranks import GROUP, run_ranks
 
 LEFT = [[3, -2, 5], [0, 7, 1]]
 RIGHT = [[1, 4], [-6, 2], [8, 0]]  # columns are outputs of a linear layer
 LARGE = [[100, 90], [80, 17]]  # whose products need more than 8 bits
-COMPUTE = """
-import json, sys, torch
-from slime_ext_cpu.stand_ins import bfloat16
-bfloat16.replace_kernel(torch)
-given = json.loads(sys.argv[1])
-left, right, large = (torch.tensor(rows, dtype=torch.bfloat16, requires_grad=True) for rows in given)
-out = torch.nn.functional.linear(left, right.t())
-out.sum().backward()
-weights = right.detach().t().repeat(600, 1)[:1100]  # of a layer with 1100 outputs, as right's columns
-wide_layer = torch.nn.functional.linear(left.detach(), weights)
-empty = torch.zeros(2, 0, dtype=torch.bfloat16) @ torch.zeros(0, 3, dtype=torch.bfloat16)
-wide = torch.full((1, 1), 1 / 3, dtype=torch.float64) @ torch.ones(1, 1, dtype=torch.float64)
-try:
-    torch.mm(left, right.float())
-    said = None
-except RuntimeError as error:
-    said = str(error)
-print(json.dumps({
-    "out": out.tolist(), "type": str(out.dtype), "left": left.grad.tolist(), "right": right.grad.tolist(),
-    "large": (large @ large).tolist(), "layer": wide_layer.tolist(),
-    "empty": empty.tolist(), "wide": wide.item(), "said": said,
-}))
-"""
+
+
+def _compute():
+    """What a process whose kernel is replaced makes of the matrices."""
+    warnings.simplefilter("error")
+    bfloat16.replace_kernel(torch)
+    left, right, large = (
+        torch.tensor(rows, dtype=torch.bfloat16, requires_grad=True) for rows in (LEFT, RIGHT, LARGE)
+    )
+    out = torch.nn.functional.linear(left, right.t())
+    out.sum().backward()
+    weights = right.detach().t().repeat(600, 1)[:1100]  # of a layer with 1100 outputs, as right's columns
+    wide_layer = torch.nn.functional.linear(left.detach(), weights)
+    empty = torch.zeros(2, 0, dtype=torch.bfloat16) @ torch.zeros(0, 3, dtype=torch.bfloat16)
+    wide = torch.full((1, 1), 1 / 3, dtype=torch.float64) @ torch.ones(1, 1, dtype=torch.float64)
+    with pytest.raises(RuntimeError) as error:
+        torch.mm(left, right.float())
+    gradients = {"left": left.grad.tolist(), "right": right.grad.tolist()}
+    return gradients | {
+        "out": out.tolist(),
+        "type": str(out.dtype),
+        "large": (large @ large).tolist(),
+        "layer": wide_layer.tolist(),
+        "empty": empty.tolist(),
+        "wide": wide.item(),
+        "said": str(error.value),
+    }
 
 
 def _turned(rows):
@@ -57,11 +60,9 @@ def _rounded(value):
     return struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))[0]
 
 
+@pytest.mark.xdist_group(GROUP)
 def test_products_and_gradients_are_the_sums_rounded_once():
-    command = [sys.executable, "-W", "error", "-c", COMPUTE, json.dumps([LEFT, RIGHT, LARGE])]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    (said,) = run_ranks(_compute, 1)
     assert said["out"] == _product(LEFT, RIGHT) and said["type"] == "torch.bfloat16"
     ones = [[1, 1], [1, 1]]
     assert said["left"] == _product(ones, _turned(RIGHT))
@@ -74,29 +75,27 @@ def test_products_and_gradients_are_the_sums_rounded_once():
     assert "dtype" in said["said"]
 
 
-AGAINST_TORCH = """
-import torch
-from slime_ext_cpu.stand_ins import bfloat16
-torch.manual_seed(0)
-kind = torch.bfloat16
-shapes = (16, 576), (90, 576), (960, 576), (90, 960)
-few, many, weights, grad = (torch.randn(shape).to(kind) for shape in shapes)
-def products():
-    return few @ weights.t(), many @ weights.t(), grad @ weights, grad.t() @ many
-of_torch = products()
-bfloat16.replace_kernel(torch)
-sizes = [a.double().abs() @ b.double().abs() for a, b in (
-    (few, weights.t()), (many, weights.t()), (grad, weights), (grad.t(), many))]
-for ours, theirs, size in zip(products(), of_torch, sizes, strict=True):
-    ours, theirs = ours.double(), theirs.double()
-    ulp = torch.maximum(ours.abs(), theirs.abs()) * 2.0**-7  # of 8 bits, at most
-    assert ((ours - theirs).abs() <= ulp + size * 2.0**-20).all()  # size: what float32 loses if sums cancel
-"""
+def _against_torch():
+    """The largest distance of ours from torch's products, as a share of what both round."""
+    torch.manual_seed(0)
+    shapes = (16, 576), (90, 576), (960, 576), (90, 960)
+    few, many, weights, grad = (torch.randn(shape).bfloat16() for shape in shapes)
+    pairs = (few, weights.t()), (many, weights.t()), (grad, weights), (grad.t(), many)
+    of_torch = [a @ b for a, b in pairs]
+    bfloat16.replace_kernel(torch)
+    largest = []
+    for (a, b), theirs in zip(pairs, of_torch, strict=True):
+        ours, theirs, size = (a @ b).double(), theirs.double(), a.double().abs() @ b.double().abs()
+        ulp = torch.maximum(ours.abs(), theirs.abs()) * 2.0**-7  # of 8 bits, at most
+        # size: what float32 loses if sums cancel
+        largest.append(((ours - theirs).abs() / (ulp + size * 2.0**-20)).max().item())
+    return largest
 
 
+@pytest.mark.xdist_group(GROUP)
 def test_products_equal_those_of_torch_up_to_the_last_bit():
-    done = subprocess.run([sys.executable, "-c", AGAINST_TORCH], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    (shares,) = run_ranks(_against_torch, 1)
+    assert len(shares) == 4 and all(share <= 1 for share in shares), shares
 
 
 @pytest.mark.parametrize(
