@@ -31,7 +31,7 @@ from slime_ext.tools.analysis.records import DumpedRollout
 SEED = 14
 UNTOUCHED = "flipped_sign"  # a fault of the advantages, which leaves the log-probs healthy
 BESIDE = 0.02  # nats of k3 that the noise makes, at most as much as the fault
-NEAR, SURE = 0.1, 2.0  # largest distance from what was planted; standard errors
+SURE = 2.0  # standard errors
 
 
 @dataclass
@@ -46,10 +46,11 @@ class Noisy:
     size: float
 
     def add(self, rollout: DumpedRollout) -> None:
-        """Measures a rollout."""
-        g = torch.Generator().manual_seed(rollout.rollout_id)
-        noise = self.size * torch.randn(rollout.size, generator=g) - self.size**2 / 2
-        self.diagnosis.add(replace(rollout, proximal=rollout.proximal + noise))
+        """Measures a rollout, or several that are joined, one by one."""
+        for one in rollout.rollouts:
+            g = torch.Generator().manual_seed(one.rollout_id)
+            noise = self.size * torch.randn(one.size, generator=g) - self.size**2 / 2
+            self.diagnosis.add(replace(one, proximal=one.proximal + noise))
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def row_of(name: str, d: Diagnosis, left: float, *, is_beside: bool) -> Row | No
     f = findings[0]
     said = " or ".join((f.name, *f.or_else))
     is_healthy = "the rest is healthy" in f.evidence
-    rest = "healthy" if is_healthy else "not known" if "explains at least" in f.evidence else "not healthy"
+    rest = "healthy" if is_healthy else "not known" if "xplains at least" in f.evidence else "not healthy"
     return Row(name, is_beside, planted, said, f.explains, f.explains_error or 0.0, rest)
 
 
@@ -136,12 +137,12 @@ def explains(only: Sequence[str] | None, seed: int | None, dumps: Path | None) -
         named = row.finding or "*not named*"
         lines.append(f"| {row.name} | {beside} | {row.planted:.0%} | {said} | {rest} | {named} |")
     claims = [row for row in results if row.explains is not None]
-    near = [row for row in claims if row.off <= max(NEAR, SURE * row.error)]
+    near = [row for row in claims if row.off <= SURE * row.error]
     below = [row for row in claims if row not in near and row.explains < row.planted]
     lines += [
         "",
-        f"{len(claims)} of {len(results)} say a share. {len(near)} of these are within {NEAR:.0%} or "
-        f"{SURE:g} standard errors of what was planted, {len(below)} are further below, and "
+        f"{len(claims)} of {len(results)} say a share. {len(near)} of these are within {SURE:g} of their "
+        f"standard errors of what was planted, {len(below)} are further below, and "
         f"{len(claims) - len(near) - len(below)} further above. The mean distance is "
         f"{sum(row.off for row in claims) / max(len(claims), 1):.1%}.",
     ]

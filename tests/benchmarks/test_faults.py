@@ -12,10 +12,14 @@ import torch
 from benchmarks.faults import judge
 from benchmarks.faults.__main__ import analysed
 from benchmarks.faults.cases import ALSO, FAULTS, healthy
+from benchmarks.faults.explains import Noisy
 from benchmarks.faults.mechanisms import CASES, Runs
 from benchmarks.faults.model import Cache, Model, Shape, random
+from slime_ext.tools.analysis.detectors.shared.explained import whole_run
 from slime_ext.tools.analysis.findings import DETECTORS
+from slime_ext.tools.analysis.records import join
 from tests.tools.analysis import test_findings
+from tests.tools.analysis.detectors import toys
 
 
 @pytest.mark.parametrize("shape", [Shape(), Shape(experts=8)], ids=["dense", "mixture"])
@@ -237,3 +241,16 @@ def test_the_table_counts_seen_and_unseen_runs_apart(tmp_path, monkeypatch):
     assert "| unseen | 0 | 0 | 0 | 0 | 1 | 0 | 0 | 1 |" in found
     assert "| int4 | quantised | quantised | *misnamed*: dropout or layer, k3 0.1 |" in found
     assert found.endswith("- healthy run 117: *warning*: quantised, k3 0.1")
+
+
+def test_noise_reaches_every_measure_of_rollouts_that_are_joined():
+    """Analyze joins small rollouts. What is planted beside a fault is then in each of them."""
+    size, rollouts = 0.3, toys.run(3)
+    joined = Noisy(toys.diagnosed([]), size)
+    joined.add(join(rollouts))
+    alone = Noisy(toys.diagnosed([]), size)
+    for rollout in rollouts:
+        alone.add(rollout)
+    k3 = [sum(s.k3 * s.tokens for s in noisy.diagnosis.rollouts) for noisy in (joined, alone)]
+    assert k3[0] == pytest.approx(k3[1]) and k3[0] > 0.02 * joined.diagnosis.sums.finite
+    assert whole_run(joined.diagnosis)[1] == pytest.approx(k3[0])

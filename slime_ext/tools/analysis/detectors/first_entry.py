@@ -7,7 +7,7 @@ from statistics import median
 
 from slime_ext.tools.analysis.detectors.shared.contexts import Context, Contexts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.explained import AGREES, DIGITS, Explained
+from slime_ext.tools.analysis.detectors.shared.explained import Explained, explained_by_fit
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -75,7 +75,8 @@ def _explained(rows: list[Context]) -> Explained:
     share = 1 - sum(after) / whole
     squares = sum((rest - (1 - share) * far) ** 2 for far, rest in zip(before, after, strict=True))
     error = math.sqrt(squares) / whole
-    return Explained(round(max(share, 0.0), DIGITS), round(error, DIGITS), sum(after) / tokens <= AGREES)
+    # Places where both sides agree after all were chosen, so nothing else can show there.
+    return explained_by_fit(share, error, sum(after) / tokens).of_any(whole / tokens)
 
 
 def _k3(log_ratio: float) -> float:

@@ -451,7 +451,8 @@ def _explained(d: Diagnosis, far: Tensor) -> Explained:
     rest = max(d.sums.finite - count, 1)
     whole = sum(s.tokens * s.k3 for s in d.rollouts)
     others = K3(int(rest), max(whole - distance, 0.0) / rest, 0.0)
-    return explained(K3(int(count), distance / max(count, 1), math.sqrt(square) / max(count, 1)), others)
+    unrelated = K3(int(count), distance / max(count, 1), math.sqrt(square) / max(count, 1))
+    return explained(unrelated, others).of_chosen()
 
 
 def _unrelated(d: Diagnosis) -> Figures | None:

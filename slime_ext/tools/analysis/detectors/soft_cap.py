@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from slime_ext.tools.analysis.detectors.shared.ages import Lag, lag
-from slime_ext.tools.analysis.detectors.shared.bends import HEALTHY, bend
+from slime_ext.tools.analysis.detectors.shared.bends import bend
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.explained import Explained
+from slime_ext.tools.analysis.detectors.shared.explained import explained_by_fit
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -56,5 +56,5 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     share = min(max(1 - (fit.bent / fit.before) ** 2, 0.0), 1.0) if fit.before else 0.0
     error = (1 - share) * math.sqrt(2 / fit.tokens)
-    explains = Explained(share, error, fit.bent <= HEALTHY)
+    explains = explained_by_fit(share, error, fit.bent**2 / 2)  # k3 of a residual in nats
     return {**fit._asdict(), "title": TITLES[fit.side], "explains": explains}

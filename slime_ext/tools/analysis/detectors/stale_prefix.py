@@ -11,8 +11,12 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.cached import CachedShares
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
-from slime_ext.tools.analysis.detectors.shared.explained import K3, explained, explained_by_tokens
-from slime_ext.tools.analysis.detectors.shared.parts import BFLOAT16_K3
+from slime_ext.tools.analysis.detectors.shared.explained import (
+    BFLOAT16_K3,
+    K3,
+    explained,
+    explained_by_tokens,
+)
 from slime_ext.tools.analysis.detectors.shared.twice import FEWEST, differs, twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure

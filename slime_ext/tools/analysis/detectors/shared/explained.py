@@ -27,6 +27,11 @@ FEW = 0.1  # share of the tokens that may be unlike all others
 # and biases that benchmarks/faults plants are 0.27 and more, those of ids that are far off by chance 0.004.
 LEAST = 0.1
 SURE = 3.0  # standard errors by which noise of one size may differ between rollouts
+# Errors of the model, which more samples do not lower. The k3 that far tokens would have without the cause is
+# that of others, within a factor of 2 for two standard errors. No share is known better than by half a per
+# cent. Of two correct engines, nobody knows how much noise they make, up to BFLOAT16_K3.
+UNLIKE, LEAST_ERROR = 0.5, 0.005
+BFLOAT16_K3 = 2e-3  # nats, largest k3 between two correct engines with the same weights in bfloat16
 
 
 class K3(NamedTuple):
@@ -55,12 +60,14 @@ class Explained(NamedTuple):
 
     Attributes:
         share: 0 to 1.
-        error: its standard error.
+        error: its standard error, that of the model included.
         is_rest_healthy: whether k3 of the other tokens is healthy.
         is_bound: whether the cause also scatters l in a way that cannot be predicted. ``share`` is then the
             least that it explains, and the rest may be its scatter.
         is_most: whether ``share`` is the most that the cause explains, because the finding predicts no more
             than that rollouts are alike, or that later ones are further off.
+        may_miss: whether other tokens may have the same cause and are not healthy. ``share`` is then the
+            least that it explains.
     """
 
     share: float
@@ -68,6 +75,7 @@ class Explained(NamedTuple):
     is_rest_healthy: bool
     is_bound: bool = False
     is_most: bool = False
+    may_miss: bool = False
 
     @property
     def is_cause(self) -> bool:
@@ -85,14 +93,46 @@ class Explained(NamedTuple):
         is_open = not (self.is_rest_healthy or self.is_bound or self.is_most)
         return is_open and other.is_rest_healthy and not other.is_most and other.share >= self.share
 
+    def of_chosen(self) -> Explained:
+        """Returns the share of tokens that were chosen by how far off they are, or that a search found.
+
+        Some of the others may have the same cause, of which healthy ones have little.
+        """
+        return self._open_above()._replace(may_miss=not self.is_rest_healthy)
+
+    def of_scatter(self) -> Explained:
+        """Returns the share as a bound, because the cause also scatters l in a way that is not predicted."""
+        return self._open_above()._replace(is_bound=True)
+
+    def of_any(self, k3: float) -> Explained:
+        """Returns the share as the most that the cause explains.
+
+        The noise of two correct engines, which nobody knows, is in it.
+
+        Args:
+            k3: mean over the run, nats.
+        """
+        unknown = min(BFLOAT16_K3 / k3, 1.0) if k3 else 1.0
+        return self._replace(is_most=True, error=round(math.hypot(self.error, unknown / 2), DIGITS))
+
+    def _open_above(self) -> Explained:
+        """Returns the share with an error of which two reach 1."""
+        return self._replace(error=round(max(self.error, (1 - self.share) / 2), DIGITS))
+
     def __str__(self) -> str:
+        size = f"{self.share:.0%} ± {max(self.error, 0.01):.0%}"
+        rest = "healthy"
+        if self.is_bound or self.may_miss:
+            size = f"at least {self.share:.0%}"
+        if self.is_most:
+            size = f"about {self.share:.0%}"
         if self.is_bound and not self.is_rest_healthy:
-            return (
-                f"This explains at least {self.share:.0%} ± {self.error:.0%} of k3; nothing tells whether "
-                "the rest is the scatter that it makes or has another cause."
-            )
-        rest = "healthy" if self.is_rest_healthy else "not healthy, so it has another cause as well"
-        return f"This explains {self.share:.0%} ± {self.error:.0%} of k3; the rest is {rest}."
+            rest = "the scatter that it makes, or has another cause"
+        elif self.may_miss:
+            rest = "not healthy, and has the same cause or another one"
+        elif not self.is_rest_healthy:
+            rest = "not healthy, so it has another cause as well"
+        return f"This explains {size} of k3; the rest is {rest}."
 
 
 def explained(far: K3, rest: K3) -> Explained:
@@ -109,8 +149,9 @@ def explained(far: K3, rest: K3) -> Explained:
     share = n * (far.k3 - usual) / whole
     by_far = n * (rest.k3 * m + usual * n) / whole**2  # derivatives of the share
     by_rest = n * (far.k3 * (n + m) if usual == rest.k3 else (far.k3 - usual) * m) / whole**2
-    error = math.hypot(by_far * far.error, by_rest * rest.error)
-    return _explained(share, error, rest.k3)
+    unlike = UNLIKE * n * usual / whole  # the far tokens' own k3 without the cause
+    result = _explained(share, math.hypot(by_far * far.error, by_rest * rest.error, unlike), rest.k3)
+    return result if m >= FEW * (n + m) else result.of_any(whole / (n + m))
 
 
 def whole_run(d: Diagnosis) -> tuple[float, float]:
@@ -122,7 +163,7 @@ def whole_run(d: Diagnosis) -> tuple[float, float]:
 def explained_by_tokens(d: Diagnosis, tokens: float, k3: float) -> Explained:
     """Returns how much of k3 is due to some tokens, from their number and sum of k3."""
     every, whole = whole_run(d)
-    return explained(K3.of_sums(d, tokens, k3), K3.of_sums(d, every - tokens, whole - k3))
+    return explained(K3.of_sums(d, tokens, k3), K3.of_sums(d, every - tokens, whole - k3)).of_chosen()
 
 
 def explained_by_values(d: Diagnosis, kinds: Tensor) -> Explained:
@@ -138,7 +179,7 @@ def explained_by_values(d: Diagnosis, kinds: Tensor) -> Explained:
     count, log_ratio, k3 = known.unbind(1)
     ratio = (1 + (k3 + log_ratio) / count).clamp_min(1e-30)
     left = (count * ratio.log() - log_ratio).clamp_min(0)
-    return explained_by_rest(d, float(k3.sum()), float(left.sum()))._replace(is_bound=True)
+    return explained_by_rest(d, float(k3.sum()), float(left.sum())).of_scatter()
 
 
 def explained_by_rest(d: Diagnosis, k3: float, left: float) -> Explained:
@@ -153,13 +194,22 @@ def explained_by_rest(d: Diagnosis, k3: float, left: float) -> Explained:
     share = 1 - rest / whole if whole else 0.0
     # The relative errors of both sums are at most that of the whole, and the smaller, the more they share.
     error = math.sqrt(2) * share * (1 - share) * _relative_error(d)
-    return _explained(share, error, rest / max(every, 1.0))
+    return _explained(share, error, rest / max(every, 1.0)).of_chosen()
 
 
 def from_part(d: Diagnosis, share: float, error: float) -> Explained:
     """Returns a share of the run's k3 that was measured at a part of its tokens."""
     tokens, k3 = whole_run(d)
-    return _explained(share, error, (1 - share) * k3 / max(tokens, 1.0))
+    return explained_by_fit(share, error, (1 - share) * k3 / max(tokens, 1.0))
+
+
+def explained_by_fit(share: float, error: float, rest: float) -> Explained:
+    """Returns a share that goes with fitted values; a part of what is left may be due to the fit.
+
+    Args:
+        rest: mean k3 of what is left, nats.
+    """
+    return _explained(share, math.hypot(error, UNLIKE * (1 - share)), rest).of_chosen()
 
 
 def explained_by_noise(d: Diagnosis, rollouts: Sequence[RolloutSummary]) -> Explained:
@@ -174,7 +224,7 @@ def explained_by_noise(d: Diagnosis, rollouts: Sequence[RolloutSummary]) -> Expl
     whole = mean_k3(known) * tokens
     share = 1 - rest / whole if whole else 0.0
     error = math.sqrt(2) * share * (1 - share) * _relative_error(d)
-    return _explained(share, error, rest / max(tokens, 1))._replace(is_most=True)
+    return _explained(share, error, rest / max(tokens, 1)).of_any(mean_k3(known)).of_chosen()
 
 
 RESTORED = 5  # columns of ``restored``
@@ -210,7 +260,7 @@ def explained_by_order(sums: Tensor, far: float, rollouts: Sequence[RolloutSumma
     spread = max(square / max(count, 1) - (gone / max(count, 1)) ** 2, 0.0)
     share = min(max(removed / k3, 0.0), 1.0)
     error = (1 - share) * math.sqrt(count * spread) / before
-    return _explained(share, error, (k3 - removed) / max(tokens, 1))
+    return _explained(share, error, (k3 - removed) / max(tokens, 1)).of_chosen()
 
 
 def _explained(share: float, error: float, rest: float) -> Explained:
@@ -219,6 +269,7 @@ def _explained(share: float, error: float, rest: float) -> Explained:
     Args:
         rest: mean k3 of the rest, nats.
     """
+    error = math.hypot(error, LEAST_ERROR)
     return Explained(round(min(max(share, 0.0), 1.0), DIGITS) + 0.0, round(error, DIGITS), rest <= AGREES)
 
 

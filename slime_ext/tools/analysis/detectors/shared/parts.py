@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slime_ext.core.metrics.names import HEALTHY
+from slime_ext.tools.analysis.detectors.shared.explained import BFLOAT16_K3
 from slime_ext.tools.analysis.measures.by_sample import Part
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 TIMES, MATTERS, SURE = 4.0, 3e-3, 4.0  # k3 over that of the others; nats; standard errors
 HOLDS = 0.6  # share of the excess of the run's k3 over that of the others
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of the others, unless the value holds most of the run's k3
-BFLOAT16_K3 = 2e-3  # nats, largest k3 between two correct engines with the same weights in bfloat16
 FEWEST = 4  # samples
 VAGUE = 0.5  # relative standard error of k3 above which its logarithm is meaningless
 
