@@ -5,7 +5,7 @@ from __future__ import annotations
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import VALUES
 from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_temperature
-from slime_ext.tools.analysis.detectors.shared.sampling import FEWEST, by_probability, is_scaled
+from slime_ext.tools.analysis.detectors.shared.sampling import FEWEST, by_probability, is_scaled, margin
 from slime_ext.tools.analysis.detectors.shared.surprise import BySurprise
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -52,5 +52,6 @@ def look(d: Diagnosis) -> Figures | None:
         "ratio": 1 + above_1.value,
         "error": above_1.error,
         "explained": by_probability(d),
+        "margin": margin(d),
         "explains": explained_by_temperature(d, d.of(BySurprise).sums[:, VALUES]),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Margin, Untold, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
 from slime_ext.tools.analysis.detectors.shared.layers import layer_apart
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -18,15 +18,16 @@ DETECTOR = Detector(
         The median relative distance is {{ "%.2g" | format(distance) }} after layer {{ layer }}{% if
         before is none %}, which is the first layer of the dump {%- else %}, and {{ "%.2g" |
         format(before) }} after the layer before it{% endif %}. Rounding makes at most {{ "%.2g" |
-        format(limit) }}.
+        format(limit) }}, and weights in 4 bits at most {{ "%.2g" | format(most) }}.
     """,
     threshold="""
         16 unit roundoffs of the coarser side's dtype, times the square root of the number of layers
-        so far; 4 if numbers are not healthy, but weights in 8 bits may make that
+        so far; 4 if numbers are not healthy. Up to 64, or within 3 standard errors of that, weights in 8 or
+        4 bits may make it
     """,
     ruled_out="""
         Rounding, because it grows only with the square root of the number of layers, in units of the
-        dtype.
+        dtype, and weights in 4 bits make less.
     """,
     remedy="compare rotary settings, norms and attention backend of the first layer that differs",
     fix="""
@@ -48,4 +49,5 @@ def look(d: Diagnosis) -> Figures | None:
     if apart is None:
         return None
     figures = {**apart._asdict(), "explains": explained_by_noise(d, d.rollouts)}
-    return figures | {"or_else": ("quantised",), "untold": (UNTOLD,)} if apart.is_near else figures
+    is_near = not Margin(apart.distance, apart.error, apart.most).is_sure
+    return figures | {"or_else": ("quantised",), "untold": (UNTOLD,)} if is_near else figures

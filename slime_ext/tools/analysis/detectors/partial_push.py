@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.push import ARRIVES, advances, growth, ways, with_versions
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Margin, need
+from slime_ext.tools.analysis.detectors.shared.push import (
+    ARRIVES,
+    advances,
+    growth,
+    spread_of_ways,
+    ways,
+    with_versions,
+)
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -55,4 +62,6 @@ def look(d: Diagnosis) -> Figures | None:
     grown, way = growth(rollouts) if advances(rollouts) else None, ways(rollouts)
     if grown is None or way is None or way[0] >= ARRIVES * way[1] or rather_than_rollouts(d):
         return None
-    return {**grown.figures(), "way": way}
+    pushed, moved = way
+    figures = {**grown.figures(), "way": way}
+    return figures | {"margin": Margin(1 - pushed / moved, spread_of_ways(rollouts), 1 - ARRIVES)}

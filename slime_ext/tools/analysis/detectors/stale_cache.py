@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Margin, need
+from slime_ext.tools.analysis.detectors.shared.explained import K3, explained_by_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -82,4 +83,11 @@ def look(d: Diagnosis) -> Figures | None:
     k3_after, k3_pure = after / count, pure / count_pure
     if k3_after < max(CACHE_MATTERS, CACHE_TIMES * k3_pure):
         return None
-    return {"after": k3_after, "pure": k3_pure, "explains": explained_by_tokens(d, count, after)}
+    kinds = K3.of_sums(d, count, after), K3.of_sums(d, count_pure, pure)
+    error = math.hypot(kinds[0].error, CACHE_TIMES * kinds[1].error)
+    return {
+        "after": k3_after,
+        "pure": k3_pure,
+        "margin": Margin(k3_after, error, max(CACHE_MATTERS, CACHE_TIMES * k3_pure)),
+        "explains": explained_by_tokens(d, count, after),
+    }

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, Lag, lag
-from slime_ext.tools.analysis.detectors.shared.bends import HEALTHY, Bend, bend
+from slime_ext.tools.analysis.detectors.shared.bends import Bend, bend
 from slime_ext.tools.analysis.detectors.shared.contexts import Contexts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need_tokens
-from slime_ext.tools.analysis.detectors.shared.explained import VALUES, Explained
+from slime_ext.tools.analysis.detectors.shared.explained import VALUES, explained_by_fit
 from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_temperature
 from slime_ext.tools.analysis.detectors.shared.sampling import (
     FEWEST,
     by_probability,
     implied_temperature,
     is_scaled,
+    margin,
 )
 from slime_ext.tools.analysis.detectors.shared.surprise import BySurprise
 from slime_ext.tools.analysis.detectors.shared.twice import Twice
@@ -94,6 +95,7 @@ def look(d: Diagnosis) -> Figures | None:
     figures = {
         "scale": implied_temperature(d),
         "explained": by_probability(d),
+        "margin": margin(d),
         "absolute": absolute,
         "explains": explained_by_temperature(d, d.of(BySurprise).sums[:, VALUES]),
     }
@@ -108,7 +110,8 @@ def look(d: Diagnosis) -> Figures | None:
 def _of_some_prompts(fit: Bend) -> Figures:
     """Returns the figures if contexts are either at the trainer's temperature or at one other."""
     share = min(max(1 - (fit.mixed / fit.before) ** 2, 0.0), 1.0)
-    explains = Explained(share, (1 - share) * math.sqrt(2 / fit.tokens), fit.mixed <= HEALTHY)
+    error = (1 - share) * math.sqrt(2 / fit.tokens)
+    explains = explained_by_fit(share, error, fit.mixed**2 / 2)  # k3 of a residual in nats
     return {**fit._asdict(), "scale": fit.factor, "some": fit.share, "explains": explains}
 
 

@@ -10,6 +10,7 @@ sides (--dumper-enable: one file ``...name=...layers.<i>...pt`` for each output)
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,12 +32,14 @@ MOST_FILES = 64  # forward passes of a side that are read, which are enough
 class LayerDistance(NamedTuple):
     """The median over tokens of |trainer - sampler| / |trainer| after a layer.
 
-    ``roundoff`` is the unit roundoff of the coarser side's dtype.
+    ``roundoff`` is the unit roundoff of the coarser side's dtype, and ``error`` the standard error of the
+    median over sequences.
     """
 
     layer: int
     distance: float
     roundoff: float
+    error: float = 0.0
 
 
 Outputs = dict[int, Tensor]  # layer -> [tokens, width]
@@ -57,9 +60,16 @@ def layer_distances(folder: Path) -> tuple[LayerDistance, ...]:
             a, b = a.float(), b.float()
             distances.setdefault(layer, []).append((a - b).norm(dim=-1) / a.norm(dim=-1).clamp_min(1e-30))
     return tuple(
-        LayerDistance(layer, float(torch.cat(distances[layer]).median()), roundoff[layer])
-        for layer in sorted(distances)
+        LayerDistance(layer, distance, roundoff[layer], error)
+        for layer, (distance, error) in sorted((i, _median(x)) for i, x in distances.items())
     )
+
+
+def _median(of_sequences: list[Tensor]) -> tuple[float, float]:
+    """Returns the median over all tokens, and its standard error from the medians of the sequences."""
+    medians = torch.stack([tokens.median() for tokens in of_sequences])
+    error = float(medians.std()) / math.sqrt(len(medians)) if len(medians) > 1 else 0.0
+    return float(torch.cat(of_sequences).median()), error
 
 
 def _by_tokens(folder: Path) -> dict[tuple[int, ...], Outputs]:

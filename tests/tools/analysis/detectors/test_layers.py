@@ -33,10 +33,11 @@ def found_in(d, outputs):
 @pytest.mark.parametrize(
     ("noise", "roundings", "first", "others"),
     [
-        (0.25, (1.2, 20), 1, ()),
-        (0.25, (5, 20), 1, ()),
+        (0.25, (1.2, 80), 1, ()),
+        (0.25, (5, 80), 1, ()),
         (0.25, (1.2, 5), 1, ("quantised",)),
-        (0.01, (1.2, 20), 1, ()),
+        (0.25, (1.2, 44), 1, ("quantised",)),  # as weights in 4 bits make it
+        (0.01, (1.2, 80), 1, ()),
     ],
 )
 def test_the_first_layer_beyond_rounding_is_named_and_what_rounded_weights_may_make(

@@ -26,7 +26,6 @@ FACTORS = torch.logspace(-1, 1, 81).double()  # of some contexts' differences of
 NEAR_ONE = 0.05  # nats of a factor that is no other temperature
 SOME = 0.05  # least share of the contexts with each of two factors
 USUAL_BENT = 0.6  # the same in the usual context, of whose residual noise is a larger share
-HEALTHY = 0.1  # nats of residual that bfloat16 leaves on both sides
 Side = Literal["engine lacks", "engine caps", "trainer differs"]
 BENDS: dict[Side, Callable[[Tensor, float], Tensor]] = {
     "engine lacks": lambda z, cap: cap * (z / cap).tanh(),

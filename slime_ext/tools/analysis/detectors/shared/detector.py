@@ -13,13 +13,15 @@ from slime_ext.tools.analysis.detectors.shared.explained import Explained
 from slime_ext.tools.analysis.document import Finding, Severity
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
+SURE = 3.0  # standard errors by which the figure of an error exceeds its limit
 FEW = 0.75  # share of sum l^2 in 1% of the tokens above which these few determine every mean
 ANY_CAUSE = "any cause"  # the group of all detectors that explain a distance
 TEMPLATES = ("title", "evidence", "fix", "ruled_out")
 # The result of a detector: the figures that its texts name. Optional keys: ``rollouts``, the ids of those
 # that show the fault; ``severity``, if it is not the detector's; ``or_else``, the findings that the dump
-# cannot tell from this one, with ``untold``, what keeps it open; ``explains``, an ``Explained``;
-# ``is_proven``, if values that agree elsewhere show the cause, so that no larger share rules it out.
+# cannot tell from this one, with ``untold``, what keeps it open; ``explains``, an ``Explained``; ``margin``,
+# the ``Margin`` of an error whose figure has a standard error; ``is_proven``, if values that agree elsewhere
+# show the cause, so that no larger share rules it out.
 Figures = Mapping[str, Any]
 Look = Callable[[Diagnosis], Figures | None]
 
@@ -32,6 +34,25 @@ class Untold(NamedTuple):
 
     what: str
     step: str
+
+
+class Margin(NamedTuple):
+    """The figure that decides a finding, its standard error, and the limit that it must exceed."""
+
+    value: float
+    error: float
+    limit: float
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the figure is beyond its limit by SURE standard errors."""
+        return self.value - SURE * self.error >= self.limit
+
+    def __str__(self) -> str:
+        return (
+            f"{self.value:.3g} ± {self.error:.1g} is within {SURE:g} standard errors of the limit "
+            f"{self.limit:.3g}, so this is a warning."
+        )
 
 
 class Lacks(Exception):
@@ -107,6 +128,9 @@ class Detector:
             rollouts=figures.get("rollouts", ()),
             **rendered,
         )
+        margin = figures.get("margin")
+        if margin and finding.severity == "error" and not margin.is_sure:
+            finding = replace(finding, severity="warning", evidence=f"{finding.evidence} {margin}")
         others = tuple(figures.get("or_else", ()))
         if explains := figures.get("explains"):
             finding = _explaining(finding, explains, is_open=bool(others))

@@ -10,7 +10,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 # Unit roundoffs of a layer's dtype, times the square root of the number of layers. Two sides in bfloat16 make
 # 0.9 to 1.3 in small models (benchmarks/faults), INT8 weights 2.8, a cache in FP8 3.9, INT4 weights 44.
-ROUNDINGS, NEAR = 16.0, 4.0
+ROUNDINGS, NEAR, WEIGHTS = 16.0, 4.0, 64.0
 
 
 class LayerApart(NamedTuple):
@@ -18,15 +18,17 @@ class LayerApart(NamedTuple):
 
     Attributes:
         distance: median relative distance after it; ``before``: after the layer before it, if there is one.
-        limit: the largest distance that rounding makes.
-        is_near: whether rounded weights may make this distance as well.
+        error: standard error of ``distance``.
+        limit: the largest distance that rounding of the outputs makes.
+        most: the largest distance that weights in 4 bits make.
     """
 
     layer: int
     distance: float
+    error: float
     before: float | None
     limit: float
-    is_near: bool
+    most: float
 
 
 def layer_apart(d: Diagnosis) -> LayerApart | None:
@@ -40,9 +42,9 @@ def layer_apart(d: Diagnosis) -> LayerApart | None:
 
 def _first_beyond(d: Diagnosis, roundings: float) -> LayerApart | None:
     before = None
-    for layer, distance, roundoff in d.layers:
-        limit = roundings * roundoff * math.sqrt(layer + 1)
-        if distance > limit:
-            return LayerApart(layer, distance, before, limit, roundings < ROUNDINGS)
+    for layer, distance, roundoff, error in d.layers:
+        of_depth = roundoff * math.sqrt(layer + 1)
+        if distance > roundings * of_depth:
+            return LayerApart(layer, distance, error, before, roundings * of_depth, WEIGHTS * of_depth)
         before = distance
     return None

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 from slime_ext.tools.analysis.detectors.shared.detector import Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, equally_certain
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, equally_certain, mean_k3
 
 FEWEST, ROLLOUTS = 100, 6  # tokens of a rollout; rollouts
 ABOVE, TIMES, MATTERS = 1.3, 3.0, 0.01  # times mean |l| before the onset: always, at the end; nats at the end
@@ -42,7 +42,7 @@ class Growth(NamedTuple):
             "before": self.before,
             "late": self.late,
             "rollouts": tuple(s.rollout_id for s in self.since),
-            "explains": explains._replace(is_most=True),
+            "explains": explains.of_any(mean_k3([*self.earlier, *self.since])),
         }
 
 
@@ -100,7 +100,17 @@ def ways(rollouts: Sequence[RolloutSummary]) -> tuple[float, float] | None:
 
     None if the dumps do not tell.
     """
-    late = rollouts[-max(len(rollouts) // 3, 1) :]
+    late = _late(rollouts)
     if any(s.moved is None or s.pushed is None for s in late):
         return None
     return fmean(s.pushed for s in late), fmean(s.moved for s in late)
+
+
+def spread_of_ways(rollouts: Sequence[RolloutSummary]) -> float:
+    """Returns the standard error of the sampler's way over the trainer's, from late rollouts."""
+    shares = [s.pushed / s.moved for s in _late(rollouts) if s.pushed is not None and s.moved]
+    return stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else 0.0
+
+
+def _late(rollouts: Sequence[RolloutSummary]) -> Sequence[RolloutSummary]:
+    return rollouts[-max(len(rollouts) // 3, 1) :]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+from slime_ext.tools.analysis.detectors.shared.detector import Margin
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST = 300  # tokens
@@ -34,6 +35,12 @@ def by_probability(d: Diagnosis) -> float:
     between = float((sums.square() / count.clamp_min(1)).sum()) - n * mean**2
     within = total - n * mean**2
     return between / within if within > 0 else 0.0
+
+
+def margin(d: Diagnosis) -> Margin:
+    """Returns the share of ``by_probability``, with the error of a squared correlation, and its limit."""
+    share = by_probability(d)
+    return Margin(share, 2 * math.sqrt(share) * (1 - share) / math.sqrt(max(d.sums.finite, 1)), EXPLAINED)
 
 
 def implied_temperature(d: Diagnosis) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
-from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need
+from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, Margin, need
 from slime_ext.tools.analysis.detectors.shared.explained import (
     explained_by_rest,
     explained_by_tokens,
@@ -42,6 +43,7 @@ FEWEST, HELD, TIMES = 40, 0.4, 3.0  # tokens; share of mean |l|; times the other
 # nats, the spread of a side's log-probs of one text. Two correct engines with the same weights in bfloat16
 # differ by a mean |l| of 0.04, and one engine by half of that between batches of different sizes.
 BFLOAT16 = 0.04
+MOST = 0.5  # share of k3 that differs each time
 UNSURE = -0.05  # nats, the log-prob of a side that is unsure
 
 
@@ -110,9 +112,15 @@ def unrepeated(d: Diagnosis, side: str) -> Figures | None:
     if of_kinds is None:
         k3, left = whole_run(d)[1], 1 - min(squares[side == "trainer"] / float(sums[-1]), 1.0)
         explains = explained_by_rest(d, k3, left * k3)
+        if explains.share < MOST:  # what differs each time is beside the distance, of which it is no cause
+            return None
     else:
         explains = explained_by_tokens(d, *of_kinds.far[1:])
-    return {
+    limit = max(BFLOAT16, HELD * absolute / count, TIMES * other / count)
+    error = math.sqrt(squares[side == "trainer"]) / count
+    # Of two kinds of samples, the squares decide, and the gap between the kinds is the margin.
+    margin = {} if of_kinds else {"margin": Margin(spread / count, error, limit)}
+    return margin | {
         "count": count,
         "spread": spread / count,
         "other": other / count,

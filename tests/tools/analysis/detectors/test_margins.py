@@ -1,0 +1,54 @@
+"""An error needs a figure that is beyond its limit by more than chance; otherwise it is a warning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slime_ext.tools.analysis.detectors.shared.detector import Margin
+from slime_ext.tools.analysis.findings import DETECTORS, examine
+from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance, _median
+from tests.tools.analysis.detectors.test_layers import ROUNDOFF, rounded
+from tests.tools.analysis.detectors.toys import edited, findings, run
+
+
+@pytest.mark.parametrize(("error", "severity"), [(0.0, "error"), (0.03, "error"), (0.04, "warning")])
+def test_within_three_standard_errors_of_its_limit_a_figure_makes_a_warning(error, severity):
+    figures = {"after": 0.4, "pure": 0.1, "margin": Margin(0.4, error, 0.3)}
+    made = DETECTORS["stale_cache"].finding("stale_cache", figures, {})
+    assert made.severity == severity
+    assert made.evidence.endswith("the limit 0.3, so this is a warning.") == (severity == "warning")
+
+
+@pytest.mark.parametrize(("distance", "error", "is_sure"), [(66, 0, True), (66, 1, False), (70, 1, True)])
+def test_a_layer_is_an_error_only_beyond_what_weights_in_4_bits_make(distance, error, is_sure):
+    d = rounded(0.25)
+    d.layers = (LayerDistance(0, distance * ROUNDOFF, ROUNDOFF, error * ROUNDOFF),)
+    (layer,) = examine(d)[0]
+    assert layer.name == "layer" and (layer.severity == "error") == is_sure == (not layer.or_else)
+
+
+def test_the_error_of_a_median_is_that_of_many_draws():
+    g = torch.Generator().manual_seed(3)
+
+    def draw():
+        return _median(
+            [level + 0.01 * torch.randn(50, generator=g) for level in torch.randn(16, generator=g)]
+        )
+
+    drawn = [draw() for _ in range(400)]
+    medians, errors = (torch.tensor(column) for column in zip(*drawn, strict=True))
+    assert float(errors.mean()) == pytest.approx(float(medians.std()), rel=0.3)
+
+
+@pytest.mark.parametrize(("size", "severity"), [(0.062, "warning"), (0.2, "error")])
+def test_engines_that_hardly_differ_more_than_bfloat16_are_a_warning(size, severity):
+    """The sampler scores the same text with independent noise in each sample."""
+
+    def noisy(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        return {"behavior": (r.behavior + size * torch.randn(r.size, generator=g)).clamp(max=-1e-6)}
+
+    found = findings(edited(run(6, noise=0.0), noisy))
+    assert found["engines_apart"].severity == severity
+    assert ("standard errors of the limit 0.04" in found["engines_apart"].evidence) == (severity == "warning")
