@@ -42,8 +42,9 @@ DETECTOR = Detector(
     """,
     threshold="""
         k3 4 times that of samples with other prompts, by 4 standard errors of log k3; or mean
-        |log-ratio| in the first quarter of the tokens is twice that in the last and 0.05 nats, the
-        middle is between, and among equally certain tokens it is still 1.4 times that in the last
+        |log-ratio| in the first quarter of the tokens is 0.05 nats and above that in the last by 6 standard
+        errors, the middle is between, and it is 1.7 times that in the last among equally certain tokens, or
+        1.4 times there and twice among all
     """,
     ruled_out="""
         Errors that add up along a text, because they grow. Noise or old weights, because they do not
@@ -65,6 +66,9 @@ UNTOLD = Untold(
     "compare the ids of the engine's request with those of the sample, for one sample",
 )
 TOKENS, TIMES, MATTERS, SURE, EQUALLY_CERTAIN = 300, 2.0, 0.05, 6.0, 1.4
+# Early mean |l| over late, among equally certain tokens. Other weights and lower precision act after any
+# text: they make 0.9 to 1.6 in the runs of benchmarks/faults, and another prompt makes 1.9 to 3.4.
+FALLS = 1.7
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -76,7 +80,10 @@ def look(d: Diagnosis) -> Figures | None:
     drift = along(d)
     if drift is None or not drift.early >= drift.middle >= drift.late or top_share(d.rollouts) >= FEW:
         return None
-    if drift.early < max(MATTERS, TIMES * drift.late) or drift.first < EQUALLY_CERTAIN * drift.last:
+    # How certain tokens are may change along the response, so equally certain ones count most.
+    falls = drift.first >= FALLS * drift.last
+    falls |= drift.first >= EQUALLY_CERTAIN * drift.last and drift.early >= TIMES * drift.late
+    if drift.early < MATTERS or not falls:
         return None
     if drift.early - drift.late < SURE * drift.early_error:
         return None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 
+from slime_ext.tools.analysis.detectors.kv_precision import BLOCK, Blocks
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, fresh_and_stale
+from slime_ext.tools.analysis.detectors.shared.along import falls
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.rounding import TOO_LOUD, stays
 from slime_ext.tools.analysis.detectors.shared.sampling import by_probability
 from slime_ext.tools.analysis.detectors.shared.signs import Signs
-from slime_ext.tools.analysis.detectors.shared.twice import Twice
+from slime_ext.tools.analysis.detectors.shared.twice import BFLOAT16, Twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import top_share
 from slime_ext.tools.analysis.measures.versions import VersionMeans
@@ -102,9 +104,6 @@ UNTOLD_CHECKSUM = Untold(
 UNTOLD_LAYERS = Untold(
     "which layer differs first", "record layer outputs of both sides (layers/trainer, layers/sampler)"
 )
-UNTOLD_POSITION = Untold(
-    "whether short sequences agree", "sample prompts of a few tokens, shorter than any attention window"
-)
 UNTOLD_AGAIN = Untold(
     "whether one side scores the same text differently each time", "score one rollout twice on each side"
 )
@@ -128,7 +127,8 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     if _is_part(d):
         return None
-    is_again = float(d.of(Twice).sums[0]) >= REPEATS
+    twice, *spreads = d.of(Twice).sums[:3].tolist()
+    is_again = twice >= REPEATS and max(spreads) <= BFLOAT16 * twice
     figures = {
         "distance": distance,
         "likely": likely,
@@ -155,9 +155,21 @@ def _others(d: Diagnosis, distance: float, *, is_known: bool, is_again: bool) ->
         others["dropout"] = UNTOLD_AGAIN
     if not d.layers and len(others) < MOST:
         others["layer"] = UNTOLD_LAYERS
-    if not d.layers and len(others) < MOST:
-        others["kv_precision"] = UNTOLD_POSITION
+    first = _first_position(d)
+    if not d.layers and len(others) < MOST and first and not falls(d):
+        what = f"whether tokens agree at positions below {first}, where no response has any"
+        others["kv_precision"] = Untold(what, "sample prompts of a few tokens")
     return others
+
+
+def _first_position(d: Diagnosis) -> int:
+    """Returns a position, prompt included, before which no response has a token; 0 if there is none.
+
+    An attention that is less precise from some position on, or a shorter window, would leave earlier tokens
+    alone. So it remains possible only before all tokens of the run.
+    """
+    reached = d.of(Blocks).table[:, :, 0].sum(1).nonzero()[:, 0]
+    return BLOCK * int(reached[0]) if len(reached) else 0
 
 
 def _is_unnumbered(d: Diagnosis) -> bool:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from slime_ext.tools.analysis import detectors as room
+from slime_ext.tools.analysis.detectors.shared.along import along
 from slime_ext.tools.analysis.document import FINDINGS
-from slime_ext.tools.analysis.findings import DETECTORS
-from tests.tools.analysis.detectors.toys import edited, findings, run
+from slime_ext.tools.analysis.findings import DETECTORS, examine
+from tests.tools.analysis.detectors.toys import diagnosed, edited, findings, run
 
 SYMPTOMS = {name for name, detector in DETECTORS.items() if detector.says == "symptom"}
 
@@ -68,3 +69,56 @@ def test_the_fix_treats_each_cause_and_tells_them_apart(make, name):
         assert f"f it is {cause}, {remedy}" in finding.fix
     assert f"Either {' or '.join(causes)}: " in finding.title
     assert "lower precision" not in finding.title and "different prompts" not in finding.title
+
+
+@pytest.mark.parametrize(("begin", "is_open"), [(4, False), (40, True)])
+def test_an_attention_that_fails_further_on_remains_only_before_all_tokens(begin, is_open):
+    """No token differs more than another, so a position before the first token is all that remains."""
+    moved = edited(noisy(), lambda r: {"prompt_lengths": (begin,) * r.count})
+    finding = findings(moved)["quantised"]
+    assert ("kv_precision" in finding.or_else) == is_open
+    assert ("whether tokens agree at positions below 32" in finding.ruled_out) == is_open
+
+
+def test_the_same_text_is_said_to_be_scored_alike_only_if_it_was():
+    """Both sides score it otherwise each time, so neither side alone does."""
+    assert "The same text has the same log-probs each time" in findings(noisy())["quantised"].evidence
+
+    def unsteady(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        both = 0.12 * torch.randn(2, r.size, generator=g)
+        return {
+            "proximal": (r.proximal + both[0]).clamp(max=-1e-6),
+            "behavior": (r.behavior + both[1]).clamp(max=-1e-6),
+        }
+
+    finding = findings(edited(run(6), unsteady))["quantised"]
+    assert "the same log-probs each time" not in finding.evidence and "dropout" in finding.or_else
+
+
+def test_what_fades_along_the_response_is_another_text_and_no_precision():
+    """Equally certain tokens are further off early than late, as no weights and no rounding make them."""
+
+    def fading(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        moved = 0.35 * torch.randn(r.size, generator=g) * torch.exp(-r.segments.within / 55.0)
+        return {"proximal": (r.proximal + moved - moved**2 / 2).clamp(max=-1e-6), "groups": None}
+
+    d = diagnosed(edited(run(8), fading))
+    drift = along(d)
+    assert drift.early < 2 * drift.late and drift.first > 1.7 * drift.last
+    assert {f.name for f in examine(d)[0]} == {"prompt_cut"}
+
+
+@pytest.mark.parametrize(("unsteady", "names"), [(0.3, {"quantised"}), (0.6, {"dropout"})])
+def test_a_trainer_is_unsteady_only_if_that_makes_most_of_the_distance(unsteady, names):
+    """Rounded weights are far off at the same text each time, and dropout differs each time."""
+
+    def edit(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        moved = unsteady * torch.randn(r.size, generator=g)
+        return {"proximal": (r.proximal + moved - moved**2 / 2).clamp(max=-1e-6)}
+
+    found = findings(edited(noisy(), edit))
+    assert set(found) == names
+    assert "dropout" in {"dropout" if "dropout" in found else "", *found[names.pop()].or_else}

@@ -18,6 +18,7 @@ from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
 
 TIMES, EQUALLY_CERTAIN = 2.5, 1.7  # late over early; the same ratio among equally certain tokens
+SURE = 3.0  # standard errors
 MORE, LEAST = 2.0, 0.02  # times what rollouts explain; share of the variance of |l|
 
 
@@ -60,6 +61,15 @@ def along(d: Diagnosis) -> Along | None:
     means = (float(absolute[part].sum() / count[part].sum()) for part in parts)
     errors = (math.sqrt(float(squared[part].sum())) / float(count[part].sum()) for part in parts[::2])
     return Along(*means, *(_over_equally_certain(d, part) for part in parts[::2]), *errors)
+
+
+def falls(d: Diagnosis) -> bool:
+    """Returns whether equally certain tokens are further off early in the response than late."""
+    drift = along(d)
+    if drift is None:
+        return False
+    errors = drift.first * drift.early_error / drift.early, drift.last * drift.late_error / drift.late
+    return drift.first - drift.last >= SURE * math.hypot(*errors)
 
 
 def explained_along(d: Diagnosis, *, grows: bool) -> Explained:
