@@ -56,10 +56,10 @@ def _versions(part: DumpedRollout) -> list[str] | None:
 
 
 def _turns(part: DumpedRollout) -> list[str] | None:
-    ends = torch.tensor(part.lengths).cumsum(0) - 1
-    ids = torch.where(part.mask, part.turns, 0)
+    ids = torch.where(part.mask, part.turns, 0).clamp(max=LATER - 1)
     most = torch.zeros(part.count, dtype=ids.dtype).scatter_reduce(0, part.segments.ids.long(), ids, "amax")
-    return None if not len(ends) else [str(min(int(n) + 1, LATER)) for n in most.tolist()]
+    names = [str(n + 1) for n in range(LATER)]
+    return [names[n] for n in most.tolist()] if part.count else None
 
 
 # Label -> its value for each sample, or None if a dump lacks it. The value "" means unknown.
@@ -116,7 +116,7 @@ class BySample(Additive):
 
     def _add_label(self, label: str, values: Sequence[str], rows: Tensor) -> None:
         names = {value: i for i, value in enumerate(dict.fromkeys(values))}
-        if len(names) > MOST:
+        if len(names) > MOST or not any(names):
             return
         index = torch.tensor([names[value] for value in values])
         table = zeros(len(names), rows.shape[1]).index_add_(0, index, rows)

@@ -15,10 +15,6 @@ from torch import Tensor
 
 from slime_ext.core.correction import NO_PLAN, Correction, Plan, Tokens
 from slime_ext.core.needs import Need
-from slime_ext.host.packing import pack
-from slime_ext.host.ranks import Ranks
-from slime_ext.host.rollout_data import KEYS, call_of
-from slime_ext.host.step_plan import compute_plan
 from slime_ext.tools.analysis.records import DumpedRollout
 
 NO_ADVANTAGES = "needs advantages, which the dump does not hold"
@@ -59,21 +55,28 @@ def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPar
     if not correction.needs_plan:
         yield None, replace(rollout.correction_input(), ages=ages), NO_PLAN
         return
+    # Importing them imports all of host/, which takes longer than most corrections of a small run.
+    from slime_ext.host.packing import pack
+    from slime_ext.host.ranks import Ranks
+    from slime_ext.host.rollout_data import KEYS, call_of
+    from slime_ext.host.step_plan import compute_plan
+
+    def taken(places: list[int]) -> dict[str, Any]:
+        return {
+            key: None if data.get(key) is None else [data[key][place] for place in places] for key in KEYS
+        }
+
     data, steps = as_slime(rollout), rollout.steps or (0,) * rollout.count
     of_sample = torch.arange(rollout.size).split(list(rollout.lengths))
     for step in sorted(set(steps)):
         samples = [i for i, step_of_sample in enumerate(steps) if step_of_sample == step]
         # The plan comes before the batch, because group: rebaseline writes to the rollout's advantages
-        plan = compute_plan(correction, ARGS, _taken(data, samples), Ranks(), data)
-        batch = _taken(data, samples)
+        plan = compute_plan(correction, ARGS, taken(samples), Ranks(), data)
+        batch = taken(samples)
         tokens = pack(call_of(batch, ARGS))
         tokens = replace(tokens, target=tokens.proximal, ages=None if ages is None else ages[samples])
         at = torch.cat([of_sample[place] for place in samples])
         yield at, tokens, plan
-
-
-def _taken(data: dict[str, Any], places: list[int]) -> dict[str, Any]:
-    return {key: None if data.get(key) is None else [data[key][place] for place in places] for key in KEYS}
 
 
 def as_slime(rollout: DumpedRollout) -> dict[str, Any]:

@@ -139,7 +139,8 @@ def _error(count: float, total: float, square: float) -> float:
 def _tail(histogram: Histogram) -> tuple[float, float]:
     """Returns the share of sum l^2 in the top 1% of tokens, and the median |l|."""
     counts, sizes = histogram.sizes()
-    reached, squares = ([0, *x.flip(0).cumsum(0).tolist()] for x in (counts, counts * sizes.square()))
+    rows = torch.stack([counts, counts * sizes.square()]).flip(1).cumsum(1)
+    reached, squares = torch.nn.functional.pad(rows, (1, 0)).numpy()
     top = numpy.interp(TOP * reached[-1], reached, squares)  # all tokens of a bucket count alike
     middle = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])
-    return (float(top) / squares[-1] if squares[-1] else 0.0), middle
+    return (float(top / squares[-1]) if squares[-1] else 0.0), middle

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, NamedTuple
-
-from jinja2 import Environment, StrictUndefined, Template
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from slime_ext.tools.analysis.detectors.shared.explained import Explained
 from slime_ext.tools.analysis.document import Finding, Severity
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
 
 SURE = 3.0  # standard errors by which the figure of an error exceeds its limit
 FEW = 0.75  # share of sum l^2 in 1% of the tokens above which these few determine every mean
@@ -160,7 +161,7 @@ def _explaining(finding: Finding, explains: Explained, *, is_open: bool) -> Find
 @cache
 def _template(text: str) -> Template:
     """Compiles a text of a detector once, because that takes longer than to look for the finding."""
-    return TEXTS.from_string(_line(text))
+    return _environment().from_string(_line(text))
 
 
 def _line(text: str) -> str:
@@ -233,5 +234,11 @@ def factor(value: float) -> str:
     return f"{value:.0f}x" if value >= 100 else f"{value:.2g}x"
 
 
-TEXTS = Environment(undefined=StrictUndefined)
-TEXTS.filters |= {"share": share, "nats": nats, "factor": factor}
+@cache
+def _environment() -> Environment:
+    """Returns what compiles the texts of a finding. A run without one does not import Jinja."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(undefined=StrictUndefined)
+    environment.filters |= {"share": share, "nats": nats, "factor": factor}
+    return environment
