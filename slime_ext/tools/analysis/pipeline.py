@@ -149,7 +149,7 @@ def keep_tensors_off_the_heap() -> None:
     end of the heap stays, because the next row needs it: returning it and mapping it again took a quarter of
     all time.
     """
-    _glibc("mallopt", M_TRIM_THRESHOLD, 32 << 20)
+    _glibc("mallopt", M_TRIM_THRESHOLD, 16 << 20)
     _glibc("mallopt", M_MMAP_THRESHOLD, 3 << 20)
 
 
