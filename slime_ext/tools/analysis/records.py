@@ -396,7 +396,7 @@ class DumpedRollout:
     @cached_property
     def has_all(self) -> bool:
         """Whether ``finite`` is true at every token."""
-        return bool(self.finite.all())
+        return int(self.finite.count_nonzero()) == self.size
 
     def compared(self, values: Tensor) -> Tensor:
         """Returns the values [T], with 0 where ``finite`` is false."""

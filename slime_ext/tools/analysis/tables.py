@@ -108,9 +108,11 @@ def earlier(keys: Tensor) -> Tensor:
     """
     keys, order = in_order(keys)
     begins = run_begins(keys).numpy()
-    places = numpy.arange(len(keys))
-    counts = numpy.empty_like(places)
-    counts[order.numpy()] = places - numpy.repeat(begins, numpy.diff(begins, append=len(keys)))
+    first = numpy.zeros(len(keys), dtype=numpy.int64)  # where the run of each place begins
+    first[begins] = begins
+    numpy.maximum.accumulate(first, out=first)
+    counts = numpy.empty_like(first)
+    counts[order.numpy()] = numpy.arange(len(keys)) - first
     return torch.from_numpy(counts)
 
 

@@ -108,7 +108,7 @@ class WhatIf(Additive):
             for one in rollout.joined:
                 self.add(one)
             return
-        if not (rollout.proximal.isfinite() | ~rollout.mask).all():
+        if (rollout.proximal.isfinite() | ~rollout.mask).count_nonzero() < rollout.size:
             self.stopped.append(rollout.rollout_id)
             return
         alone, coupled = [], []
