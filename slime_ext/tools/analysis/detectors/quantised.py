@@ -56,7 +56,7 @@ DETECTOR = Detector(
         likely is none %} No token has a probability above 0.75 {%- else %} At tokens with a
         probability above 0.75, mean |log-ratio| is {{ likely | nats }}{% endif %}; {%- if unlikely is
         none %} none has one below 0.1{% else %} below 0.1, mean |log-ratio| is {{ unlikely | nats
-        }}{% endif %}. Two bfloat16 engines differ by less than 0.05.{% if again %} The same text has
+        }}{% endif %}. Two bfloat16 engines differ by less than 0.05.{% if is_steady %} The same text has
         the same log-probs each time, on both sides.{% endif %}
     """,
     threshold="""
@@ -128,30 +128,32 @@ def look(d: Diagnosis) -> Figures | None:
     if _is_part(d):
         return None
     twice, *spreads = d.of(Twice).sums[:3].tolist()
-    is_again = twice >= REPEATS and max(spreads) <= BFLOAT16 * twice
+    # Whether each side scores the same text alike each time; None: too little text comes twice.
+    is_steady = max(spreads) <= BFLOAT16 * twice if twice >= REPEATS else None
     figures = {
         "distance": distance,
         "likely": likely,
         "unlikely": unlikely,
         "grows": grows,
         "mean": d.sums.mean_log_ratio,
-        "again": is_again,
+        "is_steady": is_steady,
         "explains": explained_by_noise(d, d.rollouts),
     }
-    others = _others(d, distance, is_known=is_known, is_again=is_again)
+    others = _others(d, distance, is_known=is_known, is_steady=is_steady)
     return figures | {"or_else": tuple(others), "untold": tuple(others.values())} if others else figures
 
 
-def _others(d: Diagnosis, distance: float, *, is_known: bool, is_again: bool) -> dict[str, Untold]:
+def _others(d: Diagnosis, distance: float, *, is_known: bool, is_steady: bool | None) -> dict[str, Untold]:
     """Returns the other findings that remain possible, and what would decide."""
     others = {} if is_known else {"stale_weights": UNTOLD}
-    if distance >= LOUDER and stays(d):
+    may_be_weights = distance >= LOUDER and is_steady is not False  # these score a text alike each time
+    if may_be_weights and stays(d):
         others["another_policy"] = UNTOLD_CHECKSUM
-    elif distance >= LOUDER:
+    elif may_be_weights:
         others["resumed_wrong_weights"] = UNTOLD_WEIGHTS
     if not is_known and _is_unnumbered(d):
         others = {"another_policy": UNTOLD_POLICY}
-    if not is_again and len(others) < MOST:
+    if not is_steady and len(others) < MOST:
         others["dropout"] = UNTOLD_AGAIN
     if not d.layers and len(others) < MOST:
         others["layer"] = UNTOLD_LAYERS

@@ -110,6 +110,20 @@ def test_what_fades_along_the_response_is_another_text_and_no_precision():
     assert {f.name for f in examine(d)[0]} == {"prompt_cut"}
 
 
+def test_where_text_is_scored_otherwise_each_time_no_other_weights_are_the_cause():
+    """However far off they are: of other weights, each text has one value."""
+
+    def unsteady(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        moved = 0.3 * torch.randn(r.size, generator=g)
+        return {"proximal": (r.proximal + moved).clamp(max=-1e-6)}
+
+    loud = run(6, noise=0.4)
+    steady, shaken = (findings(rollouts)["quantised"] for rollouts in (loud, edited(loud, unsteady)))
+    assert {"another_policy", "resumed_wrong_weights"} & set(steady.or_else)
+    assert shaken.or_else == ("dropout", "layer")
+
+
 @pytest.mark.parametrize(("unsteady", "names"), [(0.3, {"quantised"}), (0.6, {"dropout"})])
 def test_a_trainer_is_unsteady_only_if_that_makes_most_of_the_distance(unsteady, names):
     """Rounded weights are far off at the same text each time, and dropout differs each time."""
