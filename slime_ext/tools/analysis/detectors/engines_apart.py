@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
-from slime_ext.tools.analysis.detectors.shared.twice import NAMED, unrepeated
+from slime_ext.tools.analysis.detectors.shared.twice import NAMED, unsteady
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -39,4 +39,4 @@ DETECTOR = Detector(
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that the sampler's log-probs of the same text differ between samples."""
-    return unrepeated(d, "sampler")
+    return unsteady(d, "sampler")

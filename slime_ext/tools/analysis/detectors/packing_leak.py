@@ -77,4 +77,5 @@ def look(d: Diagnosis) -> Figures | None:
     if spread is None or kinds is None:
         return None
     explains = explained_by_tokens(d, *kinds.far[1:])
-    return {"first": None, **spread, **kinds._asdict(), "explains": explains}
+    figures = {**spread, **kinds._asdict(), "explains": explains}
+    return figures | {"first": None, "margin": None}  # the gap between both kinds of samples decides

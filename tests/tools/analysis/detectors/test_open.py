@@ -10,6 +10,7 @@ import torch
 
 from slime_ext.tools.analysis import detectors as room
 from slime_ext.tools.analysis.detectors.shared.along import along
+from slime_ext.tools.analysis.detectors.shared.twice import unrepeated
 from slime_ext.tools.analysis.document import FINDINGS
 from slime_ext.tools.analysis.findings import DETECTORS, examine
 from tests.tools.analysis.detectors.toys import diagnosed, edited, findings, run
@@ -133,6 +134,8 @@ def test_a_trainer_is_unsteady_only_if_that_makes_most_of_the_distance(unsteady,
         moved = unsteady * torch.randn(r.size, generator=g)
         return {"proximal": (r.proximal + moved - moved**2 / 2).clamp(max=-1e-6)}
 
-    found = findings(edited(noisy(), edit))
+    rollouts = edited(noisy(), edit)
+    found = findings(rollouts)
     assert set(found) == names
+    assert unrepeated(diagnosed(rollouts), "trainer")  # packing_leak asks whether it differs at all
     assert "dropout" in {"dropout" if "dropout" in found else "", *found[names.pop()].or_else}

@@ -92,8 +92,14 @@ def twice(part: DumpedRollout, samples: Tensor | None = None) -> Tensor:
     return rows[is_again & (both.amin(0) < UNSURE)].sum(0)
 
 
+def unsteady(d: Diagnosis, side: str) -> Figures | None:
+    """Returns ``unrepeated`` if what differs each time makes most of k3, so that it is the cause."""
+    figures = unrepeated(d, side)
+    return figures if figures and figures["explains"].share >= MOST else None
+
+
 def unrepeated(d: Diagnosis, side: str) -> Figures | None:
-    """Returns how much a side's log-probs of the same text differ, if that explains the distance."""
+    """Returns how much a side's log-probs of the same text differ, if that is a part of the distance."""
     sums = d.of(Twice).sums
     count, sampler, trainer, absolute, *squares, _ = sums.tolist()
     need(count >= FEWEST, f"{FEWEST} tokens with the same text before them in another sample of their prompt")
@@ -112,8 +118,6 @@ def unrepeated(d: Diagnosis, side: str) -> Figures | None:
     if of_kinds is None:
         k3, left = whole_run(d)[1], 1 - min(squares[side == "trainer"] / float(sums[-1]), 1.0)
         explains = explained_by_rest(d, k3, left * k3)
-        if explains.share < MOST:  # what differs each time is beside the distance, of which it is no cause
-            return None
     else:
         explains = explained_by_tokens(d, *of_kinds.far[1:])
     limit = max(BFLOAT16, HELD * absolute / count, TIMES * other / count)
