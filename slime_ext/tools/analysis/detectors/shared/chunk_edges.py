@@ -23,6 +23,10 @@ CHUNKS = (2, 4, 8, 16)  # of a sequence: one for each context-parallel rank, or 
 LEAST_TOKENS = 20  # first tokens of chunks
 HELD, TIMES, MATTERS = 0.8, 5.0, 0.1  # share of sum l^2; times mean |l| elsewhere; nats of mean |l|
 MOST_SHARE = 0.35  # of all tokens
+# All chunks but the first, of each number of chunks: its index, and the number of the chunk.
+INDEX = torch.tensor([index for index, count in enumerate(CHUNKS) for _ in range(1, count)])
+NUMBERS = torch.tensor([number for count in CHUNKS for number in range(1, count)])
+COUNTS = torch.tensor(CHUNKS)
 TYPICAL = 0.3  # square of mean |l| over mean l^2, at these tokens; less if only a few of them are far off
 
 
@@ -41,20 +45,16 @@ class ChunkEdges(Measure):
         lengths = torch.tensor(part.lengths)
         prompts = torch.tensor(part.prompt_lengths)[:, None]
         ends, whole = lengths.cumsum(0)[:, None], prompts + lengths[:, None]
-        # For each number of chunks, the numbers of all chunks but the first, [starts].
-        chunks = torch.tensor([count for count in CHUNKS for _ in range(1, count)])
-        number = torch.tensor([i for count in CHUNKS for i in range(1, count)])
+        size, longer = whole // COUNTS, whole % COUNTS
         # Their first tokens in prompt and response, [S, starts]. If a sequence is split evenly, the first
         # ``whole % chunks`` chunks have one token more.
-        even = whole // chunks * number + number.minimum(whole % chunks)
-        padded = (whole + chunks - 1) // chunks * number
+        even = size[:, INDEX] * NUMBERS + longer[:, INDEX].minimum(NUMBERS)
+        padded = (size + (longer > 0))[:, INDEX] * NUMBERS
         for table, first in zip(self.sums, (even, padded), strict=True):
-            is_response = (first < whole) & (first >= prompts) & (first > 0)
-            sizes, at = [count - 1 for count in CHUNKS], (ends - whole + first).clamp(0, part.size - 1)
-            rows = torch.stack([column[at] for column in clipped(part)])
-            starts = zip(table, rows.split(sizes, 2), is_response.split(sizes, 1), strict=True)
-            for sums, of_chunks, is_held in starts:
-                sums += of_chunks[:, is_held].sum(1)
+            is_response = (first < whole) & (first >= prompts.clamp(min=1))
+            at = (ends - whole + first).clamp(0, part.size - 1)
+            sums = [(column[at] * is_response).sum(0) for column in clipped(part)]
+            table.index_add_(0, INDEX, torch.stack(sums, 1))
 
 
 class Edges(NamedTuple):
