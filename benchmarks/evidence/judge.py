@@ -259,7 +259,11 @@ def randomised(differences: Iterable[float]) -> float:
     >>> randomised([0.1, 0.2, 0.3, 0.4])
     0.125
     """
-    pairs = list(differences)
+    return _randomised(tuple(differences))
+
+
+@functools.cache  # as of `bootstrap`
+def _randomised(pairs: tuple[float, ...]) -> float:
     # Scores are shares of 128 questions, so sums often tie, and rounded scores part them. A pair whose sign
     # differs between two sums counts twice in their difference, and so does its error.
     least = abs(sum(pairs)) - 2 * RECORDED * len(pairs)

@@ -119,9 +119,10 @@ def by_arm(of: Settings, panel: str, rows: Iterable[Row]) -> Rows:
     rows, seeds_of = list(rows), {}
     if not any(row.panel == panel for row in rows):
         return {}
-    order = list(of.arms)
+    order, seeds = list(of.arms), of.panels[panel].seeds
+    rows_of = {seed: [row for row in rows if row.seed == seed] for seed in seeds}
     for cell in sorted(of.panels[panel].cells, key=lambda cell: order.index(base(cell))):
-        lines = {seed: line_of(of, panel, cell, seed, rows) for seed in of.panels[panel].seeds}
+        lines = {seed: line_of(of, panel, cell, seed, rows_of[seed]) for seed in seeds}
         seeds_of[cell] = {seed: line for seed, line in lines.items() if line is not None}
     return {arm: seeds for arm, seeds in seeds_of.items() if seeds}
 
