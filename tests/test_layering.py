@@ -291,7 +291,6 @@ def test_what_a_run_remembers_can_be_forgotten():
 SAY_NOTHING = set("fates wobble sway evened again mine own given told found old now shown".split())
 FROZEN = {  # fields of recorded figures
     ("tools/analysis/detectors/advantages.py", "own"),
-    ("tools/analysis/detectors/repeated_routes.py", "again"),
 }
 
 
