@@ -19,7 +19,7 @@ from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.launch import python_script
 from slime_ext.tools.launch.launch import Launch
 from slime_ext.tools.launch.surroundings import Request
-from slime_ext.tools.launch.trace import MAPPING, PROGRAMS
+from slime_ext.tools.launch.trace import MAPPING
 from slime_ext.tools.launch.visible import RESERVED
 
 PYTHON = ".py"
@@ -158,7 +158,16 @@ def read_launch(
     launch = read_script(
         path, arguments, Path(host) if host and is_folder(host) else None, run=True, environment=environment
     )
-    if not launch.program:
-        what = f": {'; '.join(launch.notes) or 'name the script that starts it'}"
-        raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none{what}")
-    return launch
+    return check_launched(launch, path)
+
+
+def check_launched(launch: Launch, path: str) -> Launch:
+    """Returns a launch that starts a host.
+
+    Raises:
+        ConfigError: the script starts none.
+    """
+    if launch.program:
+        return launch
+    what = "; ".join(launch.notes) or "check the script that starts train.py"
+    raise ConfigError(f"{path}: expected a launch of slime or miles, got none: {what}")

@@ -15,7 +15,7 @@ from slime_ext.hosts.flags import check_keys
 from slime_ext.tools.checkout import checkout_in
 from slime_ext.tools.folders import is_file, is_folder
 from slime_ext.tools.launch.launch import Launch, Unread
-from slime_ext.tools.launch.read import is_script, read_script
+from slime_ext.tools.launch.read import check_launched, is_script, read_script
 from slime_ext.tools.launch.visible import Visible
 
 FLAG, DEST = "--custom-config-path", "custom_config_path"
@@ -77,10 +77,9 @@ def named_sources(
         raise ConfigError(
             f"{path}: expected no flags after -- with a YAML file, got {cut(arguments[0])}: leave them out"
         )
-    launch = read_script(script, arguments, run=run, environment=environment) if script else Launch("")
-    if script and not launch.program:
-        got = f"none: {'; '.join(launch.notes) or 'check the script that starts train.py'}"
-        raise ConfigError(f"{script}: expected a launch of slime or miles, got {got}")
+    launch = Launch("")
+    if script:
+        launch = check_launched(read_script(script, arguments, run=run, environment=environment), script)
     return sources_of(launch, "" if path == script else path, host)
 
 

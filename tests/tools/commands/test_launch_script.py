@@ -135,7 +135,7 @@ def test_what_a_user_may_not_look_into_is_not_there(script, monkeypatch):
 
 
 ONE_LINE = {
-    "python3 other.py --a": "expected a launch of train.py",
+    "python3 other.py --a": "expected a launch of slime or miles, got none: check the script that starts",
     "B=(--b)\npython3 train.py \\\n  --a 1\n  ${B[@]} \\\n  ${C[@]}": r"run\.sh:4: .* lacks the backslash",
     "B=(--b)\npython3 train.py \\\n  --a 1\n  ${B[@]}": r"run\.sh:4: expected the launch to go on, got \$\{B",
     "python3 train.py --a 1\r\n": r"run\.sh:1: expected lines that end in \\n, got",
