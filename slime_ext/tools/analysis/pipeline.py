@@ -74,6 +74,8 @@ class Result(Additive):
             else:
                 self.rollouts += 1
                 self.notes += [(item.source, note) for note in item.notes]
+                if item.size > JOINED:
+                    _glibc("malloc_trim", 0)  # returns what the reader freed, in pieces too small for tensors
                 self._take(item)
             item = None  # frees the rollout before the next one is read
 
