@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from pathlib import Path
 from benchmarks.engines import dumps, model, page, sglang, vllm
 from benchmarks.engines.model import Answer, Trainer
 from benchmarks.engines.rows import Row, row_of
-from benchmarks.engines.settings import ENDS, LONGEST, ORIGINAL, SETTINGS, Setting
+from benchmarks.engines.settings import ADAPTERS, ENDS, LONGEST, SETTINGS, Setting
 
 
 def main() -> int:
@@ -41,6 +42,8 @@ def main() -> int:
         folder = Path(temporary)
         # vLLM lets end tokens end a grammar, after which ignore_eos goes on without one.
         model.write(folder / "model", ENDS if args.engine == "sglang" else ())
+        for seed, adapter in enumerate(ADAPTERS):
+            model.write_adapter(folder / adapter, folder / "model", seed)
         results = _sglang(folder) if args.engine == "sglang" else _vllm(folder, args.python)
         differing = [differ for engine, rows in results for differ in _report(engine, rows, args.record)]
     for line in differing:
@@ -64,28 +67,46 @@ def _report(engine: page.Engine, rows: dict[str, Row], record: bool) -> list[str
 
 
 def _sglang(folder: Path) -> Iterator[tuple[page.Engine, dict[str, Row]]]:
-    trainer, rows = Trainer(folder / "model"), {}
-    for is_original in (False, True):
-        variables = ORIGINAL if is_original else {}
-        with sglang.served(folder / "model", folder / "log", ("--dtype", "float32"), variables) as url:
+    trainers, rows = _trainers(folder), {}
+    for launch, (flags, variables) in sglang.LAUNCHES.items():
+        flags = ("--dtype", "float32", *flags)
+        with sglang.served(folder / "model", folder / "log", flags, variables) as url:
             for name, setting in SETTINGS.items():
-                if setting.original == is_original:
-                    rows[name] = row_of(setting, sglang.answers(url, setting), trainer, folder)
+                if setting.launch != launch:
+                    continue
+                if setting.adapter:
+                    shutil.copytree(folder / setting.adapter, folder / "adapter", dirs_exist_ok=True)
+                    sglang.load(url, folder / "adapter")
+                answers = sglang.answers(url, setting)
+                rows[name] = row_of(setting, answers, trainers[setting.adapter], folder)
     yield page.Engine("SGLang", sglang.release(), str(datetime.date.today())), rows
 
 
 def _vllm(folder: Path, python: Path) -> Iterator[tuple[page.Engine, dict[str, Row]]]:
-    trainer = Trainer(folder / "model")
-    asked = {name: setting for name, setting in SETTINGS.items() if not setting.is_sglangs}
-    prompts = model.prompts()
-    requests = {n: [prompts, prompts[:: model.ANSWERS], _parameters(s)] for n, s in asked.items()}
+    trainers = _trainers(folder)
     for mode in vllm.MODES:
-        reply = vllm.answers(python, folder / "model", mode, requests, model.VOCABULARY)
-        rows = {
-            name: row_of(asked[name], [_answer(*row) for row in answers], trainer, folder)
-            for name, answers in reply["answers"].items()
-        }
-        yield page.Engine(f"vLLM, {mode}", reply["version"], str(datetime.date.today())), rows
+        rows, version = {}, ""
+        for launch in ("plain", "adapter"):
+            asked = {n: s for n, s in SETTINGS.items() if s.launch == launch and not s.is_sglangs}
+            requests = {name: _request(setting, folder) for name, setting in asked.items()}
+            reply = vllm.answers(python, folder / "model", mode, requests, model.VOCABULARY)
+            version = reply["version"]
+            for name, replies in reply["answers"].items():
+                answers, trainer = [_answer(*each) for each in replies], trainers[asked[name].adapter]
+                rows[name] = row_of(asked[name], answers, trainer, folder)
+        yield page.Engine(f"vLLM, {mode}", version, str(datetime.date.today())), rows
+
+
+def _trainers(folder: Path) -> dict[str, Trainer]:
+    """Returns a trainer for each LoRA adapter, and one without under the empty name."""
+    adapted = {name: Trainer(folder / "model", adapter=folder / name) for name in ADAPTERS}
+    return {"": Trainer(folder / "model"), **adapted}
+
+
+def _request(setting: Setting, folder: Path) -> list[object]:
+    prompts = model.prompts(model.REPEATS if setting.adapter else 1)
+    adapter = str(folder / setting.adapter) if setting.adapter else ""
+    return [prompts, prompts[:: model.ANSWERS], _parameters(setting), adapter]
 
 
 def _answer(prompt: list[int], tokens: list[int], recorded: list[float], whole: list | None) -> Answer:

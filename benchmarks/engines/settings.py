@@ -9,6 +9,7 @@ from types import MappingProxyType
 BIASED = 101  # the token id that logit_bias raises
 ENDS = tuple(range(100, 140))  # token ids that end an answer, in the model's generation_config.json
 ORIGINAL = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
+ADAPTERS = ("first", "second")  # LoRA adapters, of which the second replaces the first
 FROM_MODEL = "end tokens of generation_config.json"
 LONGEST = 32  # tokens of an answer
 REGEX = "[a-z ]+"
@@ -27,6 +28,8 @@ class Setting:
         regex: grammar of the answers; SGLang's and vLLM's names differ.
         schema: JSON schema of the answers; SGLang's and vLLM's names differ.
         original: whether SGLang runs with SGLANG_RETURN_ORIGINAL_LOGPROB=1. vLLM has no such variable.
+        adapter: the LoRA adapter of engine and trainer, one of ADAPTERS. The engine loads it from the files
+            and under the name of the one before, whose prompts are in its prefix cache.
     """
 
     text: str
@@ -35,6 +38,7 @@ class Setting:
     regex: str = ""
     schema: str = ""
     original: bool = False
+    adapter: str = ""
 
     @property
     def is_sglangs(self) -> bool:
@@ -45,6 +49,11 @@ class Setting:
     def temperature(self) -> float:
         """The temperature that the trainer divides logits by. Greedy answers are compared at 1."""
         return float(self.parameters.get("temperature", 1.0)) or 1.0
+
+    @property
+    def launch(self) -> str:
+        """The launch of an engine that this setting needs; others with the same value share it."""
+        return "original" if self.original else "adapter" if self.adapter else "plain"
 
 
 SETTINGS = {
@@ -72,4 +81,6 @@ SETTINGS = {
     "original_penalty": Setting(
         "presence penalty 0.5, SGLANG_RETURN_ORIGINAL_LOGPROB=1", {"presence_penalty": 0.5}, original=True
     ),
+    "adapter": Setting("LoRA adapter", adapter="first"),
+    "adapter_again": Setting("LoRA adapter, loaded again with other weights", adapter="second"),
 }

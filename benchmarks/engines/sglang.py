@@ -10,15 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from benchmarks.engines import model
 from benchmarks.engines.model import Answer
-from benchmarks.engines.settings import LONGEST, Setting
+from benchmarks.engines.settings import LONGEST, ORIGINAL, Setting
 from slime_ext_cpu.driver import ENVIRONMENT, SITE
 from slime_ext_cpu.processes import MARK, guarded
 
@@ -29,6 +31,16 @@ FLAGS = (
     *("--max-total-tokens", "16384", "--context-length", "512", "--mem-fraction-static", "0.1"),
     *("--log-level", "warning", "--host", "127.0.0.1"),
 )
+LORA = (  # the default backend for adapters needs a GPU
+    *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", str(model.RANK)),
+    *("--lora-target-modules", *model.ADAPTED),
+)
+POLICY = "policy"  # the name of the adapter in the engine
+LAUNCHES: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {  # flags and environment
+    "plain": ((), {}),
+    "original": ((), ORIGINAL),
+    "adapter": (LORA, {}),
+}
 
 
 @contextlib.contextmanager
@@ -86,7 +98,7 @@ def release() -> str:
 
 def answers(url: str, setting: Setting) -> list[Answer]:
     """Samples the answers to all prompts, and one answer to each prompt with the log-probs of all tokens."""
-    everything = model.prompts()
+    everything = model.prompts(model.REPEATS if setting.adapter else 1)
     return [
         *_generate(url, setting, everything),
         *_generate(url, setting, everything[:: model.ANSWERS], top_logprobs_num=model.VOCABULARY),
@@ -98,6 +110,19 @@ def sampled(url: str, setting: Setting) -> list[Answer]:
     return _generate(url, setting, model.prompts())
 
 
+def load(url: str, adapter: Path) -> None:
+    """Loads a LoRA adapter in the place of the one that the engine has under this name."""
+    with contextlib.suppress(urllib.error.HTTPError):  # the first one replaces none
+        _post(f"{url}/unload_lora_adapter", {"lora_name": POLICY})
+    _post(f"{url}/load_lora_adapter", {"lora_name": POLICY, "lora_path": str(adapter)})
+
+
+def _post(url: str, request: Mapping[str, object]) -> Any:
+    body, kind = json.dumps(request).encode(), {"content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, body, kind)) as reply:
+        return json.load(reply)
+
+
 def _generate(url: str, setting: Setting, prompts: list[list[int]], **options: object) -> list[Answer]:
     parameters = {"temperature": 1.0, "max_new_tokens": LONGEST, "ignore_eos": True} | dict(
         setting.parameters
@@ -106,9 +131,8 @@ def _generate(url: str, setting: Setting, prompts: list[list[int]], **options: o
     parameters |= {"regex": setting.regex} if setting.regex else {}
     parameters |= {"json_schema": setting.schema} if setting.schema else {}
     request = {"input_ids": prompts, "sampling_params": parameters, "return_logprob": True, **options}
-    body, kind = json.dumps(request).encode(), {"content-type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/generate", body, kind)) as reply:
-        rows = json.load(reply)
+    request |= {"lora_path": [POLICY] * len(prompts)} if setting.adapter else {}
+    rows = _post(f"{url}/generate", request)
     return [_answer(prompt, row) for prompt, row in zip(prompts, rows, strict=True)]
 
 

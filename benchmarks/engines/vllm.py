@@ -9,26 +9,40 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 MODES = ("raw_logprobs", "processed_logprobs")
+RANK = 8  # the largest of the LoRA adapters
 
 
 def main(folder: str, mode: str, out: str) -> None:
-    """Answers {"vocabulary": V, "requests": {setting: [prompts, prompts with all tokens, parameters]}}."""
+    """Answers {"vocabulary": V, "requests": {setting: request}}.
+
+    A request is [prompts, prompts with all tokens, parameters, adapter]. The engine loads
+    each LoRA adapter into the place of the one before, and keeps its prefix cache.
+    """
     from vllm import LLM, SamplingParams, __version__
+    from vllm.lora.request import LoRARequest
     from vllm.sampling_params import StructuredOutputsParams
 
     asked = json.load(sys.stdin)
+    has_adapters = any(adapter for *_, adapter in asked["requests"].values())
     engine = LLM(
         folder, dtype="float32", enforce_eager=True, max_model_len=512, logprobs_mode=mode,
-        max_logprobs=asked["vocabulary"], seed=0, enable_prefix_caching=False,
+        max_logprobs=asked["vocabulary"], seed=0, enable_prefix_caching=has_adapters,
+        enable_lora=has_adapters, max_lora_rank=RANK,
     )  # fmt: skip
     answers = {}
-    for name, (prompts, whole, parameters) in asked["requests"].items():
+    for name, (prompts, whole, parameters, adapter) in asked["requests"].items():
+        policy = None
+        if adapter:
+            current = Path(folder, "adapter")
+            shutil.copytree(adapter, current, dirs_exist_ok=True)
+            policy = LoRARequest("policy", 1, str(current), load_inplace=True)
         grammars = {name: parameters.pop(name) for name in ("regex", "json") if name in parameters}
         if "logit_bias" in parameters:
             parameters["logit_bias"] = {
@@ -38,7 +52,8 @@ def main(folder: str, mode: str, out: str) -> None:
         for texts, count in ((prompts, 0), (whole, asked["vocabulary"])):
             grammar = StructuredOutputsParams(**grammars) if grammars else None
             params = SamplingParams(**parameters, logprobs=count, structured_outputs=grammar)
-            replies = engine.generate([{"prompt_token_ids": text} for text in texts], params, use_tqdm=False)
+            inputs = [{"prompt_token_ids": text} for text in texts]
+            replies = engine.generate(inputs, params, use_tqdm=False, lora_request=policy)
             rows += [
                 _row(text, reply.outputs[0], bool(count)) for text, reply in zip(texts, replies, strict=True)
             ]

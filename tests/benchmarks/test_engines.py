@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from benchmarks.engines import dumps, healthy, model, page
 from benchmarks.engines.model import Answer, Trainer
@@ -66,6 +67,28 @@ def answer(trainer, prompt, process, draw):
         recorded.append(values[token].item())
         whole.append(dict(enumerate(values.tolist())))
     return Answer(prompt, tokens, recorded, whole)
+
+
+def test_a_trainer_adds_what_the_layers_of_an_adapter_compute(folder, trainer):
+    model.write_adapter(folder / "adapter", folder / "model", seed=0)
+    factors = load_file(folder / "adapter" / "adapter_model.safetensors")
+    reply = Answer(model.prompts()[0], [50, 60, 70], [])
+    adapted = Trainer(folder / "model", adapter=folder / "adapter").log_probs(reply, 1.0)
+    handles = []
+    for name, module in trainer._model.named_modules():
+        if name.rpartition(".")[2] in model.ADAPTED:
+            down, up = (factors[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
+
+            def add(_, inputs, output, down=down, up=up):
+                return output + 16 / 8 * inputs[0] @ down.T @ up.T
+
+            handles.append(module.register_forward_hook(add))
+    expected = trainer.log_probs(reply, 1.0)
+    for handle in handles:
+        handle.remove()
+    assert len(handles) == 6
+    assert torch.allclose(adapted, expected, atol=1e-4)
+    assert (trainer.log_probs(reply, 1.0) - expected).abs().mean() > 0.5
 
 
 def keep_20(logits):
