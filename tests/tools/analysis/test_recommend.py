@@ -217,9 +217,10 @@ def test_of_few_sequences_nothing_is_recommended():
 
 
 def test_a_fault_comes_before_a_recommendation():
-    found = recommend(effects(), SHORT, (finding(),))
-    assert not found.is_made
-    assert found.reasons[0] == "fix temperature first, because a correction would only hide it"
+    one = finding()
+    for explains, words in ((0.9, "a correction would only hide it"), (None, "no correction repairs it")):
+        found = recommend(effects(), SHORT, (replace(one, explains=explains),))
+        assert not found.is_made and found.reasons[0] == f"fix temperature first, because {words}"
 
 
 def test_where_nothing_can_be_compared_nothing_is_concluded():

@@ -21,8 +21,8 @@ DETECTOR = Detector(
         at every token, or the other side's too high.
     """,
     evidence="""
-        The log-ratio is {{ "%+.4g" | format(offset) }} nats at every token, which leaves {{ rest | nats }} of
-        k3. {%- if ranks %} This is log {{ ranks }}.{% endif %}
+        The log-ratio is {{ "%+.4g" | format(offset) }} nats at every token. Without
+        it, k3 would be {{ rest | nats }}. {%- if ranks %} The offset is log {{ ranks }}.{% endif %}
     """,
     threshold="one value of l leaves less than 2% of k3, and 0.02 nats; it is 0.05 nats or more",
     ruled_out="""

@@ -41,9 +41,8 @@ DETECTOR = Detector(
         |log-ratio| is {{ apart | nats }}, and {{ same | nats }} where all experts are the same. The
         overlap is {{ lowest | share(1) }} in layer {{ layer }} and {{ overlap | share(1) }} over all
         layers. Expert {{ expert }} is missed most ({{ missed | share(1) }} of its tokens). {%- if
-        is_noisy %} Tokens with the same experts are {{ same | nats }} off, too far for bfloat16. So
-        the experts' weights or their shares differ, too, and replaying ids alone will not fix it.{%
-        endif %}
+        is_noisy %} Where all are the same, {{ same | nats }} is too far for bfloat16, so the experts'
+        weights or their shares differ, too.{% endif %}
     """,
     threshold="""
         30 tokens with other experts are 2 times as far off as the others, and hold 20% of the squared
@@ -51,9 +50,11 @@ DETECTOR = Detector(
     """,
     ruled_out="Noise at all tokens, because where the experts agree the distance is {{ same | nats }}.",
     fix="""
-        Replay the sampler's experts in the trainer (slime, miles: --use-rollout-routing-replay),
-        compute the router in float32 on both sides (--moe-router-dtype fp32), or drop these tokens
-        (icepop).
+        {% if is_noisy -%} Compare the router on both sides (weights, biases, scale of the shares, dtype:
+        --moe-router-dtype fp32) and the experts' weights. To replay the sampler's experts alone
+        (--use-rollout-routing-replay) will not help here. {%- else -%} Replay the sampler's experts in the
+        trainer (slime, miles: --use-rollout-routing-replay), compute the router in float32 on both sides
+        (--moe-router-dtype fp32), or drop these tokens (icepop). {%- endif %}
     """,
 )
 

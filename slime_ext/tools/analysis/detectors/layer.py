@@ -38,7 +38,8 @@ DETECTOR = Detector(
 )
 
 UNTOLD = Untold(
-    "whether the sampler's weights are only rounded", "compare them with the trainer's, tensor by tensor"
+    "whether the sampler's weights are only rounded",
+    "compare its weights with the trainer's, tensor by tensor",
 )
 
 

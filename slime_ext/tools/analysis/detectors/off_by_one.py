@@ -56,9 +56,9 @@ DETECTOR = Detector(
     """,
     evidence="""
         {% set side = "before" if shift < 0 else "after" -%} {% if sequences -%} In {{ sequences | int
-        }} of {{ every | int }} sequences ({{ sequences | share(every) }}), each compared separately,
-        the trainer's log-probs are less than half as far from those recorded {{ shift | abs }}
-        token{{ "s" if shift | abs > 1 }} {{ side }} theirs as from those recorded for their token.
+        }} of {{ every | int }} sequences ({{ sequences | share(every) }}), the trainer's log-prob of a
+        token fits the one recorded {{ shift | abs }} token{{ "s" if shift | abs > 1 }} {{ side }} it: the
+        distance is less than half of that to the one recorded for it.
         {%- else -%} The trainer's log-prob of a token differs by {{ here | nats }} from the one
         recorded for it, and by only {{ distance | nats }} from the one recorded {{ shift | abs }}
         token{{ "s" if shift | abs > 1 }} {{ side }} it. {%- endif %}

@@ -500,7 +500,7 @@ def _exchanged(d: Diagnosis) -> Figures | None:
         return None
     far = exchanged.apart * fits / exchanged.tried
     return _figures(d) | {
-        "place": f" {place or 'of the same micro-batch or of another'}",
+        "place": f" {place or 'of the same or another micro-batch'}",
         "fits": fits,
         "before": before / tokens,
         "after": (before - gone) / tokens,

@@ -75,15 +75,15 @@ DETECTOR = Detector(
         several tokens.{% endif %}
     """,
     evidence="""
-        {% if batch -%} Put back by as many places as its response is shorter than the longest of {{ batch }},
-        {{ moved | int }} tokens fit: k3 is {{ after | nats }} instead of {{ before | nats }}. {%- elif layout
-        -%} Put back in order (context-parallel size {{ layout.cp }}, over each {{ text }}: {{ held }} chunks
-        that were joined as {{ joined }} ones), the log-probs of {{ fits | int }} of {{ tried
-        }} micro-batches fit their tokens: k3 is {{ after | nats }} instead of {{ before | nats }}. {%- else
-        -%} In {{ unrelated }} of {{ samples }} samples, the two sides' log-probs do not follow each other
-        token by token. In these, {{ windows | int }} stretches of {{ size }} tokens are far off. {{ fits |
-        share(windows) }} of them fit the other side's log-probs elsewhere in the same sample, with less
-        than a fifth of the distance.{% endif %}
+        {% if batch -%} If each response is moved back by the padding of its row (the longest of {{ batch
+        }}, minus its own length), {{ moved | int }} tokens fit: k3 is {{ after | nats }} there instead of
+        {{ before | nats }}. {%- elif layout -%} Put back in order (context-parallel size {{ layout.cp }},
+        over each {{ text }}: {{ held }} chunks that were joined as {{ joined }} ones), the log-probs of
+        {{ fits | int }} of {{ tried }} micro-batches fit their tokens: k3 is {{ after | nats }} instead
+        of {{ before | nats }}. {%- else -%} In {{ unrelated }} of {{ samples }} samples, the two sides'
+        log-probs do not follow each other token by token. In these, {{ windows | int }} stretches of {{
+        size }} tokens are far off. {{ fits | share(windows) }} of them fit the other side's log-probs
+        elsewhere in the same sample, with less than a fifth of the distance.{% endif %}
     """,
     threshold="""
         a layout of context parallelism puts 60% of the far micro-batches back in order, with a fifth of the

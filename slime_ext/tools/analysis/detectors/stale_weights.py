@@ -52,19 +52,19 @@ DETECTOR = Detector(
     """,
     evidence="""
         {% if oldest is defined -%} The weights are {{ "%g" | format(newest) }} to {{ "%g" |
-        format(oldest) }} versions behind the trainer's, and k3 is {{ k3 | nats }}. No token comes
-        from fresh weights, so nothing tells how much of it is numerics. {%- elif held is defined -%}
-        Version {{ held | join(", ") }} sampled several rollouts, and k3 is {{ k3 | nats }} at tokens
-        of weights that had sampled an earlier rollout. No token is known to come from fresh weights,
-        so nothing tells how much of it is numerics or another fault. Rollout 0, or a rollout just
-        after a push, would tell. {%- elif later is defined -%} k3 is {{ k3 | nats }} in rollout 0,
-        where sampler and trainer have the same weights, and {{ later | nats }} after it.{{ dated }} No
-        weight version confirms this, and anything else that begins with training looks the same. {%-
-        else -%} k3 is {{ k3 | nats }} on tokens from old weights and {{ fresh | nats }} on tokens
-        from current ones {%- if worst %} (worst: {{ (worst.k3 / worst.count) | nats }} in rollout {{
-        worst.rollout_id }}, version {{ worst.version }}){% endif %}. {%- endif %} {%- if all_tokens
-        is defined %} Over all tokens it is {{ all_tokens | nats }}, and chi^2 and effective sample size are
-        healthy.{% endif %}
+        format(oldest) }} versions behind the trainer's, and k3 is {{ k3 | nats }}. No token comes from
+        fresh weights, so nothing tells how much of it is numerics. {%- elif held is defined -%} Version
+        {{ held | join(", ") }} sampled several rollouts, and k3 is {{ k3 | nats }} at tokens of weights
+        that had sampled an earlier rollout. No token is known to come from fresh weights, so nothing
+        tells how much of it is numerics or another fault. Rollout 0, or a rollout just after a push,
+        would tell. {%- elif later is defined -%} k3 is {{ k3 | nats }} in rollout 0, where sampler and
+        trainer have the same weights, and {{ later | nats }} after it.{{ dated }} {%- if or_else is not
+        defined %} No weight version confirms this, and anything else that begins with training looks the
+        same. {%- endif %} {%- else -%} k3 is {{ k3 | nats }} on tokens from old weights and {{ fresh |
+        nats }} on tokens from current ones {%- if worst %} (worst: {{ (worst.k3 / worst.count) | nats }}
+        in rollout {{ worst.rollout_id }}, version {{ worst.version }}){% endif %}. {%- endif %} {%- if
+        all_tokens is defined %} Over all tokens it is {{ all_tokens | nats }}, and chi^2 and effective
+        sample size are healthy.{% endif %}
     """,
     threshold="""
         k3 of older weights is 3 times that of fresh ones (or that of rollout 0), 1.5 times after

@@ -114,7 +114,7 @@ def _obstacle(total: Numbers, findings: Sequence[Finding]) -> Recommendation | N
     waiting = [f for f in findings if must_wait(f)]
     if errors := [f for f in waiting if f.severity == "error"]:
         return _unmade(
-            *(f"fix {f.name} first, because a correction would only hide it" for f in errors),
+            *(f"fix {f.name} first, because {_what_a_correction_does(f)}" for f in errors),
             "then analyse again",
             launch="",
         )
@@ -137,6 +137,11 @@ def _obstacle(total: Numbers, findings: Sequence[Finding]) -> Recommendation | N
             "with fewer a single sequence changes the shares by more than 1%",
         )
     return None
+
+
+def _what_a_correction_does(finding: Finding) -> str:
+    """Returns what becomes of an error under a correction: only a part of k3 can be hidden."""
+    return "no correction repairs it" if finding.explains is None else "a correction would only hide it"
 
 
 def _reason_to_wait(finding: Finding) -> str:

@@ -28,7 +28,7 @@ def test_the_logarithm_of_a_number_of_ranks_in_the_trainers_normaliser_is_named(
 
 def test_another_offset_is_of_no_number_of_ranks():
     (finding,) = findings(edited(run(4), offset_by(-0.31))).values()
-    assert finding.name == "constant_offset" and " This is log" not in finding.evidence
+    assert finding.name == "constant_offset" and " The offset is log" not in finding.evidence
 
 
 @pytest.mark.parametrize("spread", [0.5, 1.0])

@@ -139,3 +139,12 @@ def test_a_trainer_is_unsteady_only_if_that_makes_most_of_the_distance(unsteady,
     assert set(found) == names
     assert unrepeated(diagnosed(rollouts), "trainer")  # packing_leak asks whether it differs at all
     assert "dropout" in {"dropout" if "dropout" in found else "", *found[names.pop()].or_else}
+
+
+@pytest.mark.parametrize("is_noisy", [False, True])
+def test_a_replay_is_not_advised_where_the_same_experts_differ_as_well(is_noisy):
+    figures = {"tokens": 30, "of": 90, "apart": 1.6, "same": 0.08, "lowest": 0.9, "layer": 1, "overlap": 0.93}
+    figures |= {"expert": 1, "missed": 0.2, "is_noisy": is_noisy}
+    finding = DETECTORS["expert_routing"].finding("expert_routing", figures, {})
+    assert finding.fix.startswith("Replay the sampler's experts") != is_noisy
+    assert ("too far for bfloat16" in finding.evidence) == ("will not help" in finding.fix) == is_noisy
