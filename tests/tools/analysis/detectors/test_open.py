@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slime_ext.tools.analysis import detectors as room
-from slime_ext.tools.analysis.detectors.shared.along import along
+from slime_ext.tools.analysis.detectors.shared.along import along, falls
 from slime_ext.tools.analysis.detectors.shared.twice import unrepeated
 from slime_ext.tools.analysis.document import FINDINGS
 from slime_ext.tools.analysis.findings import DETECTORS, examine
@@ -148,3 +148,19 @@ def test_a_replay_is_not_advised_where_the_same_experts_differ_as_well(is_noisy)
     finding = DETECTORS["expert_routing"].finding("expert_routing", figures, {})
     assert finding.fix.startswith("Replay the sampler's experts") != is_noisy
     assert ("too far for bfloat16" in finding.evidence) == ("will not help" in finding.fix) == is_noisy
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_response_whose_sides_are_equal_early_or_late_falls_only_if_it_is_late(is_early):
+    """A quarter without any distance has no relative error."""
+
+    def edit(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        at = r.segments.within < 20 if is_early else r.segments.within >= 40
+        moved = 0.3 * torch.randn(r.size, generator=g) * at
+        return {"proximal": (r.behavior + moved - moved**2 / 2).clamp(max=-1e-6)}
+
+    d = diagnosed(edited(run(8), edit))
+    drift = along(d)
+    assert (drift.late if is_early else drift.early) == 0
+    assert falls(d) == is_early

@@ -66,10 +66,11 @@ def along(d: Diagnosis) -> Along | None:
 def falls(d: Diagnosis) -> bool:
     """Returns whether equally certain tokens are further off early in the response than late."""
     drift = along(d)
-    if drift is None:
+    if drift is None or not drift.early:
         return False
-    errors = drift.first * drift.early_error / drift.early, drift.last * drift.late_error / drift.late
-    return drift.first - drift.last >= SURE * math.hypot(*errors)
+    early = drift.first * drift.early_error / drift.early
+    late = drift.last * drift.late_error / drift.late if drift.late else 0.0  # both sides are equal there
+    return drift.first - drift.last >= SURE * math.hypot(early, late)
 
 
 def explained_along(d: Diagnosis, *, grows: bool) -> Explained:
