@@ -24,9 +24,13 @@ DETECTOR = Detector(
         The log-ratio is {{ "%+.4g" | format(offset) }} nats at every token. Without
         it, k3 would be {{ rest | nats }}. {%- if ranks %} The offset is log {{ ranks }}.{% endif %}
     """,
-    threshold="one value of l leaves less than 2% of k3, and 0.02 nats; it is 0.05 nats or more",
+    threshold="""
+        one value of l leaves less than 2% of k3, and 0.02 nats; it is 0.05 nats or more; below 0, l spreads
+        at most 3 times as far above its median as below
+    """,
     ruled_out="""
-        A grammar, top-p, top-k or a temperature, because their log-ratios depend on the token. Old weights
+        A grammar, top-p, top-k or a temperature, because their log-ratios depend on the token, and those of
+        top-p end at log top_p. Old weights
         and noise, because then the probabilities of both sides would sum to 1.
     """,
     fix="""
@@ -37,6 +41,9 @@ DETECTOR = Detector(
 )
 FEWEST, MATTERS = 300, 0.05  # tokens; nats of the offset
 LEFT, MOST_LEFT = 0.02, 0.02  # share of k3 that one value leaves; nats of k3
+# Noise spreads l to both sides. Top-p keeps at least top_p, so l ends at log top_p and spreads above it only.
+# The quantiles are rounded by one bin each, 0.4% of l.
+EDGE, BINS_WIDE = 3.0, 0.008
 EXACT, RANKS = 0.01, 1024  # nats between the offset and the logarithm of a number of ranks; most of them
 
 
@@ -53,6 +60,9 @@ def look(d: Diagnosis) -> Figures | None:
     offset = math.log(max(k3 / count + 1 + mean, 1e-30))
     rest = offset - mean
     if abs(offset) < MATTERS or rest > min(LEFT * k3 / count, MOST_LEFT):
+        return None
+    low, middle, high = d.sums.histogram.quantiles(0.01, 0.5, 0.99)
+    if offset < 0 and high - middle > EDGE * (middle - low) + BINS_WIDE * abs(offset):
         return None
     ranks = round(math.exp(abs(offset)))
     is_of_ranks = 2 <= ranks <= RANKS and abs(math.log(ranks) - abs(offset)) < EXACT

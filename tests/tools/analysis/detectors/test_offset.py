@@ -44,3 +44,16 @@ def test_values_that_depend_on_the_token_are_no_offset(spread):
 
 def test_noise_is_no_offset():
     assert "constant_offset" not in findings(edited(run(4), offset_by(0.0, noise=0.3)))
+
+
+@pytest.mark.parametrize(("is_edge", "name"), [(True, "truncated_sampling"), (False, "constant_offset")])
+def test_kept_sets_of_nearly_the_same_mass_end_at_the_logarithm_of_top_p(is_edge, name):
+    """Top-p keeps 0.8 of the mass or more. The same spread to both sides is noise around an offset."""
+
+    def edit(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        spread = torch.empty(r.size).exponential_(1 / 0.012, generator=g)
+        side = torch.randint(0, 2, (r.size,), generator=g) * 2 - 1
+        return {"proximal": r.behavior + math.log(0.8) + (spread if is_edge else spread * side)}
+
+    assert set(findings(edited(run(4), edit))) == {name}
