@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.faults import honest, kinds, outside, reports
+from benchmarks.faults import honest, judge, kinds, outside, reports
 from benchmarks.faults.dump import Turn
 from benchmarks.faults.mechanisms import Runs, start
 from benchmarks.faults.model import BF16, How, attend, local_positions, log_softmax
@@ -150,3 +150,9 @@ def test_each_part_of_a_healthy_run_has_its_distance(tmp_path):
     assert parts.count(honest.RUN) == 1 and parts.count(honest.ROLLOUT) == 3
     assert 2 <= parts.count(honest.PLACE) <= 6
     assert all(abs(z) < 5 for _, z in means)
+
+
+def test_a_place_that_all_far_tokens_share_is_named_alone(tmp_path):
+    """In run 112, chunks begin in the prompt of 36 samples, which therefore agree: two kinds of samples."""
+    document = judge.analysed(outside.write_report("rolled_in_shard", reports.runs_of(112), tmp_path))
+    assert [finding.name for finding in document.findings if finding.is_fault] == ["shared_place"]

@@ -19,6 +19,7 @@ DETECTOR = Detector(
         "permuted_log_probs",
         "part_of_run",
         "repeated_routes",
+        "shared_place",
     ),
     what="samples that come after another in their micro-batch are far off, because they see it",
     asks="micro-batches of several samples (dp_shards)",
