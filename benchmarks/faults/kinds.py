@@ -15,9 +15,12 @@ from benchmarks.faults.model import BF16, FP32, How, Weights
 from benchmarks.faults.reports import ADAPTER, MIXTURE, TURNS, base, between, unlabelled
 from benchmarks.faults.world import World, credit, log_probs_of, resampled, write
 
-SEEDS, UNSEEN_SEEDS = (200, 201, 202, 203, 204), (213, 214, 215, 216, 217)
+SEEDS, UNSEEN_SEEDS = (200, 201, 202, 203, 204), (223, 224, 225, 226, 227)
 LAG, WINDOWS = 20, 10  # rollouts behind; windows of each such run
-LAGGING, UNSEEN_LAGGING = (300, 301, 302, 303, 304, 305), (306, 307, 308)  # seeds of such runs
+LAGGING, UNSEEN_LAGGING = (
+    (300, 301, 302, 303, 304, 305, 306, 307, 308, 309, 310, 311),
+    (312, 313, 314),
+)  # seeds of such runs
 NATIVE = How(dtype=BF16, native=True)
 Run = Any  # of a world
 
