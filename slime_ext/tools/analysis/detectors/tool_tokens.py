@@ -59,7 +59,10 @@ DETECTOR = Detector(
         The recorded log-prob of {{ filled }} response tokens ({{ filled | share(tokens) }}) is
         exactly 0 although the trainer finds them unlikely, so they were filled in, not sampled.
     """,
-    threshold="4 tokens and 0.05% in runs, or 0.5% of the tokens as single ones",
+    threshold="""
+        4 tokens and 0.05% in runs, and half of those at which only the sampler is sure; or 0.5% of the
+        tokens as single ones, and 90% of those
+    """,
     ruled_out="""
         A faulty engine that is sure of its tokens, because it would be nearly sure, not exactly, and
         hardly any of these log-probs lie between -0.01 and 0.
@@ -77,6 +80,9 @@ FILLED_TOKENS, FILLED_SHARE = 4, 5e-4  # tokens in runs, and their share
 # Single zeros are filled in if they are this share of the tokens, and this share of the tokens at which only
 # the sampler is sure. A wrong engine is mostly nearly sure, not exactly.
 ALONE_SHARE, EXACT_SHARE = 5e-3, 0.9
+# The same share for zeros in runs. A policy that is sure has zeros beside zeros, too, and a trainer that is
+# wrong at some tokens meets more values that are nearly 0.
+IN_RUNS_SHARE = 0.5
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -89,8 +95,10 @@ def look(d: Diagnosis) -> Figures | None:
     tokens = d.sums.tokens
     if _are_sampled(d):
         return None
+    sure = filled + doubtful.nearly
     are_in_runs = doubtful.padded >= max(FILLED_TOKENS, FILLED_SHARE * tokens)
-    are_many = filled >= max(FILLED_TOKENS, ALONE_SHARE * tokens, EXACT_SHARE * (filled + doubtful.nearly))
+    are_in_runs &= filled >= IN_RUNS_SHARE * sure
+    are_many = filled >= max(FILLED_TOKENS, ALONE_SHARE * tokens, EXACT_SHARE * sure)
     if not are_in_runs and not are_many:
         return None
     explains = explained_by_tokens(d, *d.of(Filled).zeros.tolist())

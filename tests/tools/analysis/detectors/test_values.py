@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from slime_ext.tools.analysis.detectors import tool_tokens
 from slime_ext.tools.analysis.page.numbers import TILES
-from tests.tools.analysis.detectors.toys import LENGTH, edited, findings, run
+from tests.tools.analysis.detectors.toys import LENGTH, diagnosed, edited, findings, run
 
 
 def chosen(rollout, share, seed=1):
@@ -135,6 +136,19 @@ def test_labels_that_are_rolled_within_chunks_are_named_with_their_number(chunks
     found = findings(edited(run(), rolled))
     assert set(found) == {"shared_place"} and f"({chunks} chunks" in found["shared_place"].title
     assert found["shared_place"].severity == "error" and found["shared_place"].explains > 0.9
+
+
+@pytest.mark.parametrize(("nearly", "is_filled"), [(1, True), (20, False)])
+def test_zeros_in_runs_were_filled_in_unless_more_values_are_nearly_zero(nearly, is_filled):
+    """A sure policy has zeros beside zeros. A trainer that is wrong meets the nearly sure tokens, too."""
+
+    def sure(r):
+        first = torch.arange(r.size) % 400
+        is_zero, is_near = first < 2, (first >= 8) & (first < 8 + nearly)
+        behavior = torch.where(is_near, -0.005, r.behavior).masked_fill(is_zero, 0.0)
+        return {"behavior": behavior, "proximal": torch.where(is_zero | is_near, -8.0, r.proximal)}
+
+    assert (tool_tokens.look(diagnosed(edited(run(), sure))) is not None) == is_filled
 
 
 def sparse(r):
