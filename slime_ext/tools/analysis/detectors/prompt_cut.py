@@ -65,6 +65,11 @@ UNTOLD = Untold(
     "which part of the text before the responses differs",
     "compare the ids of the engine's request with those of the sample, for one sample",
 )
+# What a layer adds to its attention for every text, such as a sink, weighs less the longer the text is.
+UNTOLD_LAYERS = Untold(
+    "whether a layer differs that acts less on longer text",
+    "record layer outputs of both sides (layers/trainer, layers/sampler)",
+)
 TOKENS, TIMES, MATTERS, SURE, EQUALLY_CERTAIN = 300, 2.0, 0.05, 6.0, 1.4
 # Early mean |l| over late, among equally certain tokens. Other weights and lower precision act after any
 # text: they make 0.9 to 1.6 in the runs of benchmarks/faults, and another prompt makes 1.9 to 3.4.
@@ -95,4 +100,6 @@ def look(d: Diagnosis) -> Figures | None:
         "late": drift.late,
         "explains": explains,
     }
-    return figures | {"or_else": ("prefix_mismatch",), "untold": (UNTOLD,)}
+    if d.layers:
+        return figures | {"or_else": ("prefix_mismatch",), "untold": (UNTOLD,)}
+    return figures | {"or_else": ("prefix_mismatch", "layer"), "untold": (UNTOLD, UNTOLD_LAYERS)}

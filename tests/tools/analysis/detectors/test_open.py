@@ -108,7 +108,8 @@ def test_what_fades_along_the_response_is_another_text_and_no_precision():
     d = diagnosed(edited(run(8), fading))
     drift = along(d)
     assert drift.early < 2 * drift.late and drift.first > 1.7 * drift.last
-    assert {f.name for f in examine(d)[0]} == {"prompt_cut"}
+    (finding,) = examine(d)[0]
+    assert (finding.name, finding.or_else) == ("prompt_cut", ("prefix_mismatch", "layer"))
 
 
 def test_where_text_is_scored_otherwise_each_time_no_other_weights_are_the_cause():
