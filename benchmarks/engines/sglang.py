@@ -111,7 +111,7 @@ def sampled(url: str, setting: Setting) -> list[Answer]:
 
 
 def load(url: str, adapter: Path) -> None:
-    """Loads a LoRA adapter in the place of the one that the engine has under this name."""
+    """Replaces the LoRA adapter that the engine knows as POLICY."""
     with contextlib.suppress(urllib.error.HTTPError):  # the first one replaces none
         _post(f"{url}/unload_lora_adapter", {"lora_name": POLICY})
     _post(f"{url}/load_lora_adapter", {"lora_name": POLICY, "lora_path": str(adapter)})

@@ -21,17 +21,17 @@ DETECTOR = Detector(
         at every token, or the other side's too high.
     """,
     evidence="""
-        The log-ratio is {{ "%+.4g" | format(offset) }} nats at every token. Without
-        it, k3 would be {{ rest | nats }}. {%- if ranks %} The offset is log {{ ranks }}.{% endif %}
+        The log-ratio is {{ "%+.4g" | format(offset) }} nats at every token. Without it,
+        k3 would be {{ rest | nats }}. {%- if ranks %} The offset is log {{ ranks }}.{% endif %}
     """,
     threshold="""
         one value of l leaves less than 2% of k3, and 0.02 nats; it is 0.05 nats or more; below 0, l spreads
         at most 3 times as far above its median as below
     """,
     ruled_out="""
-        A grammar, top-p, top-k or a temperature, because their log-ratios depend on the token, and those of
-        top-p end at log top_p. Old weights
-        and noise, because then the probabilities of both sides would sum to 1.
+        A grammar, top-p, top-k or a temperature, because their log-ratios depend on the token, and those
+        of top-p spread only above log top_p. Old weights and noise, because then the
+        probabilities of both sides would sum to 1.
     """,
     fix="""
         Look at the normaliser of one side: a log-sum-exp to which the logarithm of a number of ranks is

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from slime_ext.tools.analysis.detectors.kv_precision import BLOCK, Blocks
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, fresh_and_stale
 from slime_ext.tools.analysis.detectors.shared.along import falls
+from slime_ext.tools.analysis.detectors.shared.blocks import BLOCK, Blocks
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
