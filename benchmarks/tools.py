@@ -29,7 +29,6 @@ from rich.table import Table
 from benchmarks.analyze_scale import generate
 
 HERE = Path(__file__).resolve().parents[1]
-COMMAND = "import sys; from slime_ext.tools.commands import cli; sys.exit(cli.main(sys.argv[1:]))"
 OURS = "--custom-megatron-init-path slime_ext.host.init --use-tis --custom-tis-function-path"
 SCRIPT = f"""
 MODEL_ARGS=(--num-layers 36 --hidden-size 2560)
@@ -103,7 +102,7 @@ def seconds(checkout: Path, words: list[str], folder: Path) -> float:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # because pip compiles a package that it installs
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     run = subprocess.run(
-        [sys.executable, "-c", COMMAND, *words],
+        [sys.executable, "-m", "slime_ext", *words],
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -12,7 +12,7 @@ except OSError:  # the working directory was removed
 if sys.path[0] in ("", here):  # ``python -m`` puts it before the standard library
     del sys.path[0]
 
-from slime_ext.tools.commands.cli import main
+from slime_ext.tools.commands.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

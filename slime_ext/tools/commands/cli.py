@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import importlib.util
 import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from slime_ext import __version__
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
@@ -46,6 +48,21 @@ def usage() -> str:
     rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
     head = "usage: slime-ext COMMAND [FLAG ...]\n       slime-ext --version"
     return f"{head}\n\n{rows}\n\nslime-ext help COMMAND lists the flags of a command."
+
+
+def run() -> NoReturn:
+    """Runs the command that the process was started with, and ends the process.
+
+    A command of the tools ends without Python's finalisation, which would free what torch made object by
+    object: 0.06 s after an `analyze`, of 1.0. `train` and `rehearse` end as any program, because of Ray.
+    """
+    status = main()
+    if sys.argv[1:2] and sys.argv[1] in ELSEWHERE:
+        sys.exit(status)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        print(end="", file=stream, flush=True)
+    os._exit(status)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,4 +159,4 @@ def _is_installed(module: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -232,6 +232,44 @@ def test_it_is_a_module_too():
     assert (done.returncode, done.stdout) == (0, cli.usage() + "\n")
 
 
+ENDING = """
+import atexit, os, sys
+from slime_ext.tools.commands import cli
+
+class Kept:
+    def __del__(self, write=os.write):
+        write(1, b", taken apart")
+
+sys.kept = Kept()
+atexit.register(print, "at exit", end="")
+cli.ELSEWHERE.update(dict.fromkeys(sys.argv[2:], "slime_ext.tools.commands.presets"))
+del sys.argv[2:]
+cli.run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "end"),
+    [
+        (["presets"], 0, "at exit"),
+        (["presetz"], 2, "at exit"),
+        (["presets", "presets"], 0, "at exit, taken apart"),  # as a command of the host's environment
+    ],
+    ids=str,
+)
+def test_a_command_of_the_tools_ends_without_finalisation_and_loses_nothing(words, status, end):
+    _, how = _run([])
+    done = subprocess.run([sys.executable, "-c", ENDING, *words], capture_output=True, **how, check=False)
+    assert done.returncode == status and done.stdout.endswith(end), done
+    assert ("token_tis" in done.stdout) is (status == 0)
+
+
+def test_a_command_whose_output_is_closed_ends_without_a_word():
+    command = [sys.executable, "-m", "slime_ext", "presets"]
+    done = subprocess.run(command, preexec_fn=lambda: os.close(1), stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_bench_says_where_it_went(capsys):
     assert cli.main(["bench", "fidelity"]) == 2
     out, err = capsys.readouterr()
