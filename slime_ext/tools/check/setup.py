@@ -80,7 +80,7 @@ def case_of(sources: Sources) -> Case:
     setup = _setup_of(sources)
     for dest in (dest for dest, argument in ARGUMENTS.items() if argument.kind is FUNCTION):
         contract.forbid_respelled(str(_argument(setup, dest) or ""), flag_of(dest))
-    use, offers = _use_of(setup, launch), dict[str, Setup | ConfigError]()
+    use, offers = _use_of(setup, sources), dict[str, Setup | ConfigError]()
     if use is Use.KNOWN:
         setup = with_functions(setup, launch)
     for when, flags in OFFERED.items() if use is Use.NONE else ():
@@ -122,20 +122,27 @@ def _argument(setup: Setup, name: str) -> Any:
     return getattr(setup.args, name, None)
 
 
-def _use_of(setup: Setup, launch: Launch) -> Use:
+def _use_of(setup: Setup, sources: Sources) -> Use:
     """Says how a launch uses slime_ext."""
+    launch = sources.launch
     is_configured = _argument(setup, "slime_ext") is not None
     functions = (str(_argument(setup, name)) for name in (*OURS, "custom_tis_function_path"))
     is_function_unknown = "custom_tis_function_path" in setup.unknown
+    # The script names a file that is not known, and its keys can name any function.
+    is_file_unknown = "custom_config_path" in setup.unknown and flag_of("custom_config_path") in launch.text
     if is_configured or any(function.startswith("slime_ext") for function in functions):
-        is_in_file = contract.function_of(setup.args) == "correct" and "custom_config_path" in setup.unknown
+        function = contract.function_of(setup.args)
+        is_in_file = "custom_config_path" in setup.unknown and function == "correct"
+        is_in_file |= is_file_unknown and _argument(setup, "custom_tis_function_path") is None
         is_unknown = launch.script and not is_configured and (is_function_unknown or is_in_file)
         return Use.CORRECTION_UNKNOWN if is_unknown else Use.KNOWN
     # If it does not mention slime_ext, it can still name a function or a file that is unknown.
     flags = (launch.flag(flag_of(name)) for name in ("custom_tis_function_path", "custom_config_path"))
     is_named = any(isinstance(word, Unread) for flag in flags if flag for word in flag.values)
-    can_be = launch.script and is_function_unknown and ("slime_ext" in launch.text or is_named)
-    return Use.UNKNOWN if can_be else Use.NONE
+    is_mentioned = "slime_ext" in launch.text
+    can_be = is_file_unknown or (is_function_unknown and (is_mentioned or is_named))
+    can_be |= bool(sources.doubts) and is_mentioned  # the script can write our key into the file
+    return Use.UNKNOWN if launch.script and can_be else Use.NONE
 
 
 def _with_flags(setup: Setup, flags: Mapping[str, Any]) -> Setup:

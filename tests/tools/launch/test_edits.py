@@ -172,6 +172,26 @@ def test_a_file_that_only_the_script_writes_leaves_the_correction_unknown(script
     assert read_script("run.sh").edits == ("run.sh:1",)
 
 
+INIT = "--custom-megatron-init-path slime_ext.host.init"
+WRITES = "cat > FILE <<EOF ⏎ use_tis: true ⏎ slime_ext: {preset: geo_rs} ⏎ EOF ⏎ "
+UNKNOWN_FILES = {  # a launch whose flags name a file that nobody can read here -> how it uses slime_ext
+    f"{WRITES}python3 train.py --custom-config-path FILE": "not known whether",
+    f"{WRITES}python3 train.py --custom-config-path FILE --use-tis": "not known whether",
+    f"{WRITES}python3 train.py --custom-config-path FILE {INIT}": "its correction is known only where",
+    '[ "$(hostname)" = a ] && C="--custom-config-path cfg.yaml" ⏎ python3 train.py $C': "not known whether",
+}
+
+
+@pytest.mark.parametrize("file", ["new.yaml", "other.yaml"])
+@pytest.mark.parametrize("line", UNKNOWN_FILES)
+def test_a_launch_with_an_unknown_file_is_not_said_to_lack_slime_ext(script, tmp_path, line, file):
+    (tmp_path / "other.yaml").write_text("a: 1\n")  # nothing of slime_ext, before the script writes it
+    answer = check(named_sources(script(f"{line} # TRAIN".replace("FILE", file))))
+    is_judged = INIT in line and file == "other.yaml"  # as it is on disk
+    assert answer.status == "incomplete" and not answer.offers
+    assert ("no correction" if is_judged else UNKNOWN_FILES[line]) in answer.line
+
+
 def test_a_file_that_is_named_beside_the_script_is_judged(script, tmp_path):
     (tmp_path / "saved.yaml").write_text(ON_DISK.replace("2", "5"))
     answer = check(named_sources("saved.yaml", script("sed -i s/2/1/ cfg.yaml")))
