@@ -90,7 +90,8 @@ class Script:
         for words in (CASE, LIST):  # bash's trace leaves out these words, so a command with them is inserted
             for match in words.finditer(self.text):
                 written = re.sub(r"\s#.*", "", match[1])
-                if not self._is_quoted(match.start()) and not written.endswith("\\"):
+                is_of_bash = not self._is_quoted(match.start()) and _is_readable(written)
+                if is_of_bash and not written.endswith("\\"):
                     end = match.start(1) + len(written)
                     self.put[end, end] = f"$(: {written})"
 
@@ -238,6 +239,21 @@ class Script:
     def open_array(self) -> re.Match[str] | None:
         """The array whose parenthesis nothing closes: a match whose first group is its name."""
         return OPEN_ARRAY.search(self.text)
+
+
+def _is_readable(words: str) -> bool:
+    """Whether bash reads a text as words, unlike the ``range(3):`` of Python in a heredoc.
+
+    >>> [_is_readable(text) for text in ("1 $(f a)", "range(3):", r"\\$(f a)", '"a')]
+    [True, False, False, False]
+    """
+    from bashkit import Bash, BashError
+
+    try:
+        Bash().analyze(f": {words}")
+    except BashError:
+        return False
+    return True
 
 
 def _matching(pattern: str) -> str:

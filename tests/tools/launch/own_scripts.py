@@ -156,6 +156,23 @@ python3 train.py --a $A
 false
 python3 train.py --after-failure
 """
+OTHER_LANGUAGES = r"""
+python3 - <<EOF
+for i in range(3):
+    print(i)
+EOF
+python3 -c "
+for name, text in dict(a=1).items():
+    print('in case (a) in b')
+"
+srun bash -c "
+for t in \$(seq 1 2); do true; done
+case \$(hostname) in a) true;; esac
+python3 train.py --inner 2
+"
+for kind in "a;b" c; do LAST=$kind; done
+python3 train.py --last $LAST
+"""
 LISTS = r"""
 UNKNOWN="$(somewhere)"
 A=(--config "$UNKNOWN" --last)

@@ -26,7 +26,7 @@ def difference(script: Path, given=(), environment=None, *, lenient: bool = Fals
     try:
         script_run = followed(request_of(str(script), given, environment=environment or {}))
     except ConfigError as error:
-        return "" if "that bash can read" in str(error) else str(error)
+        return "" if "that bash can read" in str(error) and not theirs else str(error)
     around = script_run.around
     if script_run.started is None:
         return "" if not theirs or around.evaluated or around.needs else f"no launch, bash: {theirs}"
