@@ -6,7 +6,10 @@ run, ``check`` the row of a launch, and ``presets --for`` the row of a kind of r
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 TRIAL = "token_tis"  # the preset that runs are compared with
 K3_LIMIT = 0.005  # nats per token, mean over response tokens; a judgement
@@ -49,6 +52,13 @@ ROUNDED = Row(
     "train without a correction first",
     f". Then compare runs with and without `{TRIAL}`, scored with the weights that you will serve",
 )
+# Arguments of a host that round the sampler's weights, unless they have one of the values of WHOLE.
+ROUND = ("sglang_quantization", "sglang_torchao_config")
+WHOLE = (None, "", "none", "unquant")
+# The name of a folder with rounded weights: Qwen3-4B-FP8, Moonlight-16B-INT4, Qwen2.5-7B-AWQ
+ROUNDED_WEIGHTS = re.compile(
+    r"(?<![a-z])(?:(?:mx|nv)?fp[48]|int[48]|awq|gptq|w[48]a\d+)(?![a-z\d])", re.IGNORECASE
+)
 TABLE = (NEAR, FAR, ROUNDED, LAGGING)  # the last row that fits a run applies to it
 
 
@@ -65,6 +75,17 @@ def row_of(k3: float, *, is_lagging: bool, is_rounded: bool) -> Row:
     if is_rounded:
         return ROUNDED
     return NEAR if k3 <= K3_LIMIT else FAR
+
+
+def rounded_by(arguments: Mapping[str, Any]) -> str:
+    """Returns the argument of a host that tells that the sampler's weights are rounded; empty if none does.
+
+    Hosts round what they push to the sampler as the weights of ``hf_checkpoint`` are rounded, which the
+    folder's name tells.
+    """
+    named = (name for name in ROUND if arguments.get(name) not in WHOLE)
+    folder = str(arguments.get("hf_checkpoint") or "").rstrip("/").rpartition("/")[2]
+    return next(named, "hf_checkpoint" if ROUNDED_WEIGHTS.search(folder) else "")
 
 
 def plain(text: str) -> str:

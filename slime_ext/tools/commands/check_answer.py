@@ -171,8 +171,7 @@ def _offer(when: str, case: Case) -> Offer:
     flags = [(flag_of(name), v) for name, v in OFFERED[when].items() if _argument(setup, name) != v]
     spelled = (flag if value is True else f"{flag} {value}" for flag, value in flags)
     if corrects:
-        # The row of the decision table that says when a launch needs a correction.
-        row = decision.LAGGING if "async" in case.sources.launch.program else decision.FAR
+        row = _row_of(case.sources.launch)
         comments.append(decision.plain(f"{row.run}: {row.advice}"))
     if corrects and (hook := _argument(setup, "custom_tis_function_path")):
         # What configures that hook.
@@ -186,6 +185,14 @@ def _offer(when: str, case: Case) -> Offer:
     if init := _argument(setup, "custom_megatron_init_path"):
         comments.append(f"replaces {cut(init)}; or keep that and call slime_ext.host.init(args) in it")
     return Offer(tuple(spelled), tuple(comments))
+
+
+def _row_of(launch: Launch) -> decision.Row:
+    """Returns the row of the decision table that says when a launch needs a correction."""
+    arguments = {name: launch.value(flag_of(name)) for name in (*decision.ROUND, "hf_checkpoint")}
+    if launch.asynchronous:
+        return decision.LAGGING
+    return decision.ROUNDED if decision.rounded_by(arguments) else decision.FAR
 
 
 def _who_corrects(setup: Setup) -> str:

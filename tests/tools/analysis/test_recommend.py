@@ -96,6 +96,11 @@ def test_the_limit_is_the_highest_healthy_k3():
         ({"findings": (NOISE,)}, decision.ROUNDED, "the finding quantised says so"),
         ({"flags_of_run": {"sglang_quantization": "fp8"}}, decision.ROUNDED, "has sglang_quantization fp8"),
         ({"flags_of_run": {"sglang_quantization": None}}, decision.NEAR, "nothing tells"),
+        (
+            {"flags_of_run": {"hf_checkpoint": "/m/Qwen3-4B-FP8/"}},
+            decision.ROUNDED,
+            "has hf_checkpoint /m/Qwen3-4B",
+        ),
         ({"findings": (NOISE, STALE)}, decision.LAGGING, "the finding stale_weights"),
     ],
 )

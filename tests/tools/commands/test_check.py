@@ -11,6 +11,7 @@ import pytest
 
 from slime_ext.hosts.contract import flag_of
 from slime_ext.hosts.flags import DECISIVE
+from slime_ext.tools import decision
 from tests.config.test_configs import FILES
 from tests.golden import pairs
 from tests.host import trees
@@ -415,6 +416,23 @@ def test_json_holds_the_flags_to_add_alone_and_what_they_do_beside_them(capsys, 
             replaced,
         ],
     }
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "row"),
+    [
+        ("train.py", "--hf-checkpoint /root/Qwen3-4B", decision.FAR),
+        ("train.py", "--hf-checkpoint /fp8/Point4-Sprint8B", decision.FAR),
+        ("train.py", "--hf-checkpoint $BASE_DIR/GLM-5.2-FP8/", decision.ROUNDED),
+        ("train.py", "--hf-checkpoint /root/Moonlight-16B-A3B-Instruct-INT4", decision.ROUNDED),
+        ("train.py", "--hf-checkpoint /root/Qwen3-4B --sglang-quantization fp8", decision.ROUNDED),
+        ("train_async.py", "--hf-checkpoint /root/Qwen3-4B-FP8", decision.LAGGING),
+    ],
+)
+def test_the_offered_correction_has_the_row_of_the_decision_table(capsys, tmp_path, program, flags, row):
+    _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", f"{program} {flags}"), "--json")
+    comments = json.loads(out)["resolved"]["then_comments"]
+    assert comments[1] == decision.plain(f"{row.run}: {row.advice}")
 
 
 def test_json_names_what_was_not_checked_and_why(capsys, tmp_path):

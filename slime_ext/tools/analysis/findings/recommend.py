@@ -41,9 +41,6 @@ BESIDE_LOG_PROBS = (
     "reward_collapse",
     "selection_bias",
 )
-# Flags of a run that round the sampler's weights, unless they have one of the values of WHOLE.
-ROUND = ("sglang_quantization", "sglang_torchao_config")
-WHOLE = (None, "", "none", "unquant")
 
 
 def recommend(
@@ -187,9 +184,8 @@ def _between(total: Numbers) -> str:
 
 def _why_rounded(findings: Sequence[Finding], flags_of_run: Mapping[str, Any]) -> str:
     """Returns what tells that the sampler's weights are rounded; empty if nothing does."""
-    named = [name for name in ROUND if flags_of_run.get(name) not in WHOLE]
-    if named:
-        return f"args.json has {named[0]} {flags_of_run[named[0]]}"
+    if name := decision.rounded_by(flags_of_run):
+        return f"args.json has {name} {flags_of_run[name]}"
     return f"the finding {NOISY} says so" if any(f.name == NOISY for f in findings) else ""
 
 
