@@ -166,7 +166,10 @@ class Correction:
             is_coupled = Need.WHOLE_STEP in self.needs
             plan = plan_step(self, [tokens], tokens.segments.all_sum) if is_coupled else NO_PLAN
         statistics = self.observed_statistics if observe else self.statistics
-        inputs = self.read(tokens, statistics, plan.numbers)
+        return self.decide(self.read(tokens, statistics, plan.numbers), plan, observe=observe)
+
+    def decide(self, inputs: StepInputs, plan: Plan, *, observe: bool = False) -> Outcome:
+        """Computes the same from inputs that are already read (``read``)."""
         state = self.run(inputs, self.steps)
         if plan.keep is not None:  # rejects whole groups, as if it were one more step
             state = state.before_step(len(self.steps)).reject("sequence", plan.keep)
@@ -287,7 +290,7 @@ class Correction:
             # A token that is not kept must not reach the graph: 0 times an infinite slope is NaN. Its
             # log-ratio and advantage read 0, so that it is not clipped either.
             loss, clipped = self.surrogate(LossInputs(tokens, outcome.keep), bounds)
-        loss = torch.where(outcome.keep, loss, 0)
+        loss = torch.where(outcome.keep, loss, 0) if loss.requires_grad else selected(loss, outcome.keep)
         if self.center is not None:
             loss = self._centered_loss(self.center, outcome, tokens, loss, bounds)
         else:

@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
@@ -183,6 +183,12 @@ class StepInputs(Quantities):
     units: tuple[Unit, ...] = ()  # the units that one non-finite behavior log-prob rejects as a whole
     table: Mapping[StatisticKey, Tensor] = field(default_factory=dict)  # [S] or [U] float64 each
     plan: Mapping[Step, Tensor] = field(default_factory=dict)  # coupled step -> its number for the whole step
+
+    def with_units(self, units: tuple[Unit, ...]) -> StepInputs:
+        """Returns the inputs of a correction that rejects other units as a whole; both share the ratio."""
+        other = replace(self, units=units)
+        vars(other)["ratio"] = self.ratio
+        return other
 
     def total(self, unit: Unit, aggregate: Aggregate, name: str) -> Tensor:
         """Reads a declared statistic, one number per unit.

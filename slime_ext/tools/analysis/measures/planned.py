@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from slime_ext.core.correction import NO_PLAN, Correction, Plan, Tokens
 from slime_ext.core.needs import Need
+from slime_ext.core.state import StepInputs
+from slime_ext.core.statistics import StatisticKey, tabulate
+from slime_ext.ops.segments import selected
+from slime_ext.tools.analysis.measures.measure import once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
 
 NO_ADVANTAGES = "needs advantages, which the dump does not hold"
@@ -27,7 +31,21 @@ NO_GROUPS = "needs to know which samples answer the same prompt, which the dump 
 STOPS = "on_nonfinite: raise would stop the run, because a value of the behavior policy is not a log-prob"
 # Samples already have the number of their group, and each sample counts as one rollout.
 ARGS = SimpleNamespace(n_samples_per_prompt=1, use_tis=True)
-StepPart = tuple[Tensor | None, Tokens, Plan]
+
+
+class StepPart(NamedTuple):
+    """What a correction reads of an optimizer step.
+
+    Attributes:
+        places: of its tokens in the rollout, [T] int64; None: all of them, in order.
+        host: the host's loss at ratio 1, which is also its slope, [T]; None without advantages.
+    """
+
+    places: Tensor | None
+    tokens: Tokens
+    inputs: StepInputs
+    plan: Plan
+    host: Tensor | None
 
 
 def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
@@ -45,15 +63,36 @@ def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPart]:
-    """Yields each optimizer step: the places of its tokens in the rollout, the tokens and the plan.
+@once_per_part
+def _shared(rollout: DumpedRollout) -> tuple[StepPart, dict[StatisticKey, Tensor]]:
+    """Returns what corrections without a plan read, whatever their numerator: the target is the proximal.
 
-    If the correction needs no plan, the whole rollout is one step, and its places are None.
+    Their inputs read the table of statistics, which is empty at first.
     """
-    # [S] float64, age of the oldest weights that sampled each sequence, as in the hook
-    ages = rollout.newest - rollout.oldest_versions() if correction.needs_ages else None
+    tokens, table = replace(rollout.correction_input(), ages=_ages(rollout)), dict[StatisticKey, Tensor]()
+    inputs = replace(Correction().read(tokens), table=table)
+    return StepPart(None, tokens, inputs, NO_PLAN, _host(tokens)), table
+
+
+def _host(tokens: Tokens) -> Tensor | None:
+    return None if tokens.advantages is None else -selected(tokens.advantages, tokens.segments.mask)
+
+
+def _ages(rollout: DumpedRollout) -> Tensor | None:
+    """Returns the age of the oldest weights that sampled each sequence, as in the hook, [S] float64."""
+    return None if rollout.newest is None else rollout.newest - rollout.oldest_versions()
+
+
+def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPart]:
+    """Yields what a correction reads of each optimizer step.
+
+    If it needs no plan, the whole rollout is one step. All such corrections share what they read, and each
+    statistic is computed for the first one that reads it.
+    """
     if not correction.needs_plan:
-        yield None, replace(rollout.correction_input(), ages=ages), NO_PLAN
+        step, table = _shared(rollout)
+        table |= tabulate([key for key in correction.statistics if key not in table], step.inputs)
+        yield step._replace(inputs=step.inputs.with_units(correction.units))
         return
     # Importing them imports all of host/, which takes longer than most corrections of a small run.
     from slime_ext.host.packing import pack
@@ -66,6 +105,7 @@ def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPar
             key: None if data.get(key) is None else [data[key][place] for place in places] for key in KEYS
         }
 
+    ages = _ages(rollout) if correction.needs_ages else None
     data, steps = as_slime(rollout), rollout.steps or (0,) * rollout.count
     of_sample = torch.arange(rollout.size).split(list(rollout.lengths))
     for step in sorted(set(steps)):
@@ -76,7 +116,8 @@ def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPar
         tokens = pack(call_of(batch, ARGS))
         tokens = replace(tokens, target=tokens.proximal, ages=None if ages is None else ages[samples])
         at = torch.cat([of_sample[place] for place in samples])
-        yield at, tokens, plan
+        inputs = correction.read(tokens, correction.statistics, plan.numbers)
+        yield StepPart(at, tokens, inputs, plan, _host(tokens))
 
 
 def as_slime(rollout: DumpedRollout) -> dict[str, Any]:

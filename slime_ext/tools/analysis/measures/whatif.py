@@ -17,11 +17,10 @@ from slime_ext import presets
 from slime_ext.config import load as config
 from slime_ext.config.words import one_line
 from slime_ext.core.centering import Center
-from slime_ext.core.correction import Correction, Outcome, Plan, Tokens
+from slime_ext.core.correction import Correction, Outcome, Tokens
 from slime_ext.core.losses import Bounds, HostLoss
-from slime_ext.ops.segments import selected
 from slime_ext.tools.analysis.document import Effect
-from slime_ext.tools.analysis.measures.planned import missing_input, steps_of
+from slime_ext.tools.analysis.measures.planned import StepPart, missing_input, steps_of
 from slime_ext.tools.analysis.measures.tally import BOUNDS, Tally, TokenEffects
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive
@@ -41,9 +40,9 @@ def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUND
             correction, rollout.sampler_head.shape[1]
         )  # uses the width of the dump's heads
     places, parts = [], []
-    for at, tokens, plan in steps_of(correction, rollout):
-        places.append(at)
-        parts.append(_applied(correction, tokens, plan, bounds))
+    for step in steps_of(correction, rollout):
+        places.append(step.places)
+        parts.append(_applied(correction, step, bounds))
     if len(parts) == 1:
         return parts[0]
     order = torch.cat(places).argsort()
@@ -51,21 +50,22 @@ def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUND
     return TokenEffects(*(None if c[0] is None else torch.cat(c)[order] for c in columns))
 
 
-def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds) -> TokenEffects:
-    outcome, mask = correction(tokens, plan), tokens.segments.mask
+def _applied(correction: Correction, step: StepPart, bounds: Bounds) -> TokenEffects:
+    outcome, tokens, mask = correction.decide(step.inputs, step.plan), step.tokens, step.tokens.segments.mask
     weights, keep, clipped = outcome.weights, outcome.keep, outcome.clipped & outcome.finite
     if correction.is_identity:  # the hook returns the host's loss unchanged
         weights, keep = mask.to(tokens.proximal.dtype), mask
-    if tokens.advantages is None:
+    if step.host is None:
         return TokenEffects(weights, keep, clipped, None)
-    slope, by_loss = _slope(correction, outcome, tokens, bounds)
-    added = None if correction.center is None else _centering(correction, outcome, tokens, bounds)
+    slope, by_loss = _slope(correction, outcome, tokens, step.host, bounds)
+    added = None if correction.center is None else _centering(correction, outcome, tokens, step.host, bounds)
     return TokenEffects(weights, keep, clipped if by_loss is None else clipped | by_loss, slope, added)
 
 
-def _centering(correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds) -> Tensor:
+def _centering(
+    correction: Correction, outcome: Outcome, tokens: Tokens, host: Tensor, bounds: Bounds
+) -> Tensor:
     """Returns what ``center`` adds to the loss of each token, [T]."""
-    host = -selected(tokens.advantages, tokens.segments.mask)
     centered, plain = (
         each.loss(outcome, tokens, host, bounds)[0] for each in (correction, _with_center(correction, None))
     )
@@ -79,10 +79,9 @@ def _with_center(correction: Correction, top_k: int | None) -> Correction:
 
 
 def _slope(
-    correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds
+    correction: Correction, outcome: Outcome, tokens: Tokens, host: Tensor, bounds: Bounds
 ) -> tuple[Tensor, Tensor | None]:
     """Returns d loss / d log target at target = proximal [T], and which tokens the surrogate clipped."""
-    host = -selected(tokens.advantages, tokens.segments.mask)  # both the host's loss at ratio 1 and its slope
     if isinstance(correction.surrogate, HostLoss) and not correction.terms:
         return correction.loss(outcome, tokens, host, bounds)  # weights multiply both alike
     target = tokens.proximal.detach().clone().requires_grad_()
@@ -108,7 +107,7 @@ class WhatIf(Additive):
             for one in rollout.joined:
                 self.add(one)
             return
-        if (rollout.proximal.isfinite() | ~rollout.mask).count_nonzero() < rollout.size:
+        if not rollout.has_all and not (rollout.proximal.isfinite() | ~rollout.mask).all():
             self.stopped.append(rollout.rollout_id)
             return
         alone, coupled = [], []
