@@ -37,7 +37,7 @@ from slime_ext.tools.analysis.fields import (
     status_of,
     version_gap,
 )
-from slime_ext.tools.analysis.tables import tabulated, tabulated_apart
+from slime_ext.tools.analysis.tables import count_true, tabulated, tabulated_apart
 from slime_ext.tools.analysis.values import group_number, number, text
 
 SURPRISES = 14  # bins of -log behavior
@@ -396,7 +396,7 @@ class DumpedRollout:
     @cached_property
     def has_all(self) -> bool:
         """Whether ``finite`` is true at every token."""
-        return int(self.finite.count_nonzero()) == self.size
+        return count_true(self.finite) == self.size
 
     def compared(self, values: Tensor) -> Tensor:
         """Returns the values [T], with 0 where ``finite`` is false."""

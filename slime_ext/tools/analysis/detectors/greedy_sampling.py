@@ -13,6 +13,7 @@ from slime_ext.tools.analysis.detectors.shared.twice import BFLOAT16, Twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import count_true
 
 
 @dataclass
@@ -24,7 +25,7 @@ class Sure(Measure):
     tokens: int = 0
 
     def add(self, part: DumpedRollout) -> None:
-        self.tokens += int((part.finite & (part.behavior == 0)).count_nonzero())
+        self.tokens += count_true(part.finite & (part.behavior == 0))
 
 
 @dataclass
@@ -47,8 +48,8 @@ class Draws(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         probability = part.behavior.exp()
-        self.unsure += int((part.finite & (probability < UNSURE)).count_nonzero())
-        self.unlikely += int((part.finite & (probability < UNLIKELY)).count_nonzero())
+        self.unsure += count_true(part.finite & (probability < UNSURE))
+        self.unlikely += count_true(part.finite & (probability < UNLIKELY))
         at, before, until = texts_of(part)
         if not len(at):
             return
@@ -56,7 +57,7 @@ class Draws(Measure):
         _, of_token, tokens = until.unique(return_inverse=True, return_counts=True)
         beside, same = (texts[of_text] - 1).double(), (tokens[of_token] - 1).double()
         is_shared = beside > 0
-        self.shared += int(is_shared.count_nonzero())
+        self.shared += count_true(is_shared)
         self.equal += float((same[is_shared] / beside[is_shared]).sum())
         self.expected += float(probability[at][is_shared].double().sum())
 

@@ -11,6 +11,7 @@ from slime_ext.tools.analysis.detectors.shared.surprise import BySurprise
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import count_true
 
 ZERO = 1e-3  # nats; a log-prob that is renormalised to a single token is closer to 0
 
@@ -31,11 +32,11 @@ class Kept(Measure):
             return
         known = part.finite & part.kept.isfinite()
         alone = known & (part.kept.abs() == 1)
-        self.known += int(known.count_nonzero())
-        self.outside += int((known & (part.kept < 0)).count_nonzero())
+        self.known += count_true(known)
+        self.outside += count_true(known & (part.kept < 0))
         self.alone += int(alone.sum())
-        self.sampler += int((alone & (part.behavior > -ZERO)).count_nonzero())
-        self.trainer += int((alone & (part.proximal > -ZERO)).count_nonzero())
+        self.sampler += count_true(alone & (part.behavior > -ZERO))
+        self.trainer += count_true(alone & (part.proximal > -ZERO))
         self.mass += float(part.log_ratio[known].double().clamp(max=2.0).exp().sum())
 
 

@@ -12,6 +12,7 @@ from slime_ext.tools.analysis.detectors.shared.log_probs import Recorded, sentin
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import count_true
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Unscored(Measure):
     tokens: int = 0
 
     def add(self, part: DumpedRollout) -> None:
-        self.tokens += int((part.mask & ~(part.proximal.abs() < torch.inf)).count_nonzero())
+        self.tokens += count_true(part.mask & ~(part.proximal.abs() < torch.inf))
 
 
 DETECTOR = Detector(

@@ -8,6 +8,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import count_true
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Beyond(Measure):
     def add(self, part: DumpedRollout) -> None:
         if part.tokens is not None and self.size is not None:
             is_outside = part.mask & ((part.tokens >= self.size) | (part.tokens < -1))  # -1: not in the dump
-            self.tokens += int(is_outside.count_nonzero())
+            self.tokens += count_true(is_outside)
             self.samples += int(part.samples_with(is_outside).sum())
 
 

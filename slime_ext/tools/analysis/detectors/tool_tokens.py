@@ -14,6 +14,7 @@ from slime_ext.tools.analysis.detectors.shared.filled import DOUBTED, UNLIKELY, 
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import count_true
 
 
 @dataclass
@@ -41,10 +42,10 @@ class Doubtful(Measure):
         beside[1:] |= neighbour
         beside[:-1] |= neighbour
         recorded = part.finite & ~zero
-        self.padded += int((beside & is_unlikely).count_nonzero())
-        self.nearly += int((recorded & (part.behavior > SURE_OF) & is_unlikely).count_nonzero())
-        self.recorded_doubted += int((recorded & (part.proximal < DOUBTED)).count_nonzero())
-        self.recorded_unlikely += int((recorded & is_unlikely).count_nonzero())
+        self.padded += count_true(beside & is_unlikely)
+        self.nearly += count_true(recorded & (part.behavior > SURE_OF) & is_unlikely)
+        self.recorded_doubted += count_true(recorded & (part.proximal < DOUBTED))
+        self.recorded_unlikely += count_true(recorded & is_unlikely)
 
 
 DETECTOR = Detector(

@@ -16,6 +16,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.measures.rollouts import top_share
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import count_true
 
 EXACT = 1e-4  # nats; rounding moves equal log-probs by less
 
@@ -30,8 +31,8 @@ class Sides(Measure):
     below: int = 0
 
     def add(self, part: DumpedRollout) -> None:
-        self.above += int((part.log_ratio > EXACT).count_nonzero())
-        self.below += int((part.log_ratio < -EXACT).count_nonzero())
+        self.above += count_true(part.log_ratio > EXACT)
+        self.below += count_true(part.log_ratio < -EXACT)
 
 
 DETECTOR = Detector(

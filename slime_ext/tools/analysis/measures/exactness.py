@@ -16,7 +16,7 @@ from torch import Tensor
 from slime_ext.core.metrics.layout import CURVES, POSITIONS
 from slime_ext.tools.analysis.document import Exact, FirstDifference, PartOfRun
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import Additive, zeros
+from slime_ext.tools.analysis.tables import Additive, count_true, zeros
 
 SIDES = ("sampler", "trainer")
 COARSE = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -70,16 +70,16 @@ class Exactness(Additive):
             [torch.bincount(bins[row], minlength=len(LABELS)) for row in flags], 1
         ).double()
         apart = differs & part.finite
-        self.compared += int(part.finite.count_nonzero())
-        self.apart += int(apart.count_nonzero())
+        self.compared += count_true(part.finite)
+        self.apart += count_true(apart)
         self.largest.append(float(part.log_ratio.abs().max()) if part.size else 0.0)
         values = dict(zip(SIDES, (part.behavior, part.proximal), strict=True))
         for (side, log_probs), other in zip(values.items(), reversed([*values.values()]), strict=True):
             for name, dtype in COARSE.items():
                 fits = part.finite & (log_probs.to(dtype).float() == log_probs)
                 is_rounded = apart & (other.to(dtype).float() == log_probs)
-                self.fits[name, side] += int(fits.count_nonzero())
-                self.rounded[name, side] += int(is_rounded.count_nonzero())
+                self.fits[name, side] += count_true(fits)
+                self.rounded[name, side] += count_true(is_rounded)
 
     def merge(self, other: Exactness) -> None:
         """Adds the counts of other rollouts."""

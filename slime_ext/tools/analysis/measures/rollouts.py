@@ -15,7 +15,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.measures.sums import Sums
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
-from slime_ext.tools.analysis.tables import mean_of, tabulated, zeros
+from slime_ext.tools.analysis.tables import count_true, mean_of, tabulated, zeros
 
 TOP = 0.01  # share of the tokens, with the largest |l|, whose share of sum l^2 is kept
 
@@ -66,7 +66,7 @@ class RolloutSums:
                 torch.where(is_known, (side - part.reference).abs().double(), 0)
                 for side in (part.behavior, part.proximal)
             )
-            self.referenced += int(is_known.count_nonzero())
+            self.referenced += count_true(is_known)
             self.pushed += float(pushed.sum())
             self.moved += float(moved.sum())
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.document import Bin, Numbers
 from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import Additive, mean_of
+from slime_ext.tools.analysis.tables import Additive, count_true, mean_of
 
 
 @dataclass
@@ -85,8 +85,8 @@ class Sums(Additive):
         mask, finite = part.mask, part.finite
         counts, absolute, _, log_ratio, distance, _ = part.sample_sums
         ratio = part.columns[3].exp() * part.columns[0]
-        self.tokens += int(mask.count_nonzero())
-        self.finite += int(finite.count_nonzero())
+        self.tokens += count_true(mask)
+        self.finite += count_true(finite)
         self.log_ratio += float(log_ratio.sum())
         self.absolute += float(absolute.sum())
         self.k3 += float(distance.sum())
@@ -95,7 +95,7 @@ class Sums(Additive):
         self.behavior += float(part.compared(part.behavior).double().sum())
         self.proximal += float(part.compared(part.proximal).double().sum())
         self.differing += int(part.log_ratio.count_nonzero())
-        self.sequences += int(part.responding.count_nonzero())
+        self.sequences += count_true(part.responding)
         self.length += int(torch.tensor(part.lengths)[part.responding].sum())
         if part.rewards is not None:
             rewards = part.rewards[part.rewards.isfinite()]
@@ -103,16 +103,16 @@ class Sums(Additive):
             self.reward += float(rewards.double().sum())
         if part.ages is not None:
             is_known = mask & (part.ages >= 0)
-            self.aged += int(is_known.count_nonzero())
+            self.aged += count_true(is_known)
             self.age += float(torch.where(is_known, part.ages, 0).double().sum())
         if part.kl is not None and part.tail is not None:
             is_known = mask & part.kl.isfinite()
-            self.headed += int(is_known.count_nonzero())
+            self.headed += count_true(is_known)
             self.kl += float(torch.where(is_known, part.kl, 0).double().sum())
             self.tail += float(torch.where(is_known, part.tail, 0).double().sum())
         self.histogram.add(part.log_ratio if part.has_all else part.log_ratio[finite])
         is_compared = counts > 0
-        self.compared += int(is_compared.count_nonzero())
+        self.compared += count_true(is_compared)
         self.sequence_ratios.add(log_ratio[is_compared])
         self.geometric_ratios.add((log_ratio / counts)[is_compared])
 

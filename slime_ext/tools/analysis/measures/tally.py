@@ -13,7 +13,7 @@ from slime_ext.ops.segments import selected
 from slime_ext.tools.analysis.document import Effect
 from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import DumpedRollout, masses_of
-from slime_ext.tools.analysis.tables import Additive, mean_of
+from slime_ext.tools.analysis.tables import Additive, count_true, mean_of
 
 BOUNDS = Bounds()  # slime's --eps-clip
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
@@ -70,12 +70,12 @@ class Tally:
     def add(self, effects: TokenEffects, rollout: DumpedRollout) -> None:
         """Adds the effects of the correction on a rollout, on a part of one, or on joined rollouts."""
         totals = self.totals
-        tokens, kept = int(rollout.mask.count_nonzero()), int(effects.keep.count_nonzero())
+        tokens, kept = count_true(rollout.mask), count_true(effects.keep)
         keeps_all = kept == tokens
         samples = rollout.responding if keeps_all else rollout.samples_with(effects.keep)
         totals.tokens += tokens
         totals.kept_tokens += kept
-        totals.clipped_tokens += int(effects.clipped.count_nonzero())
+        totals.clipped_tokens += count_true(effects.clipped)
         for one in rollout.by_rollout(effects.weights):
             weights = one.to(
                 torch.float64, copy=True

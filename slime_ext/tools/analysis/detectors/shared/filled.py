@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.tables import count_true, zeros
 
 UNLIKELY = -2.0  # nats; top-p above 0.14 never keeps such a token alone
 DOUBTED = -0.25  # nats; if one side is sure, rounding to bfloat16 alone leaves the other above this
@@ -31,8 +31,8 @@ class Filled(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         zero = part.finite & (part.behavior == 0)
-        self.doubted += int((zero & (part.proximal < DOUBTED)).count_nonzero())
-        self.unlikely += int((zero & (part.proximal < UNLIKELY)).count_nonzero())
+        self.doubted += count_true(zero & (part.proximal < DOUBTED))
+        self.unlikely += count_true(zero & (part.proximal < UNLIKELY))
         count, *_, near = part.columns
         self.zeros += torch.stack([count[zero], near[zero]]).sum(1)
 

@@ -12,6 +12,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import Figures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import count_true
 
 POSITIVE = 1e-4  # nats; rounding makes smaller ones
 KINDS = 8  # sentinels of which a part of a rollout keeps the counts
@@ -33,7 +34,7 @@ class Recorded(Measure):
         some, lacking = part.samples_with(is_recorded), part.samples_with(part.mask & ~is_recorded)
         self.silent += int((lacking & ~some).sum())
         self.partial += int((lacking & some).sum())
-        self.positive += int(positive.count_nonzero())
+        self.positive += count_true(positive)
         is_low = part.mask & (part.behavior <= LOWEST) & (part.behavior > -torch.inf)
         values, counts = part.behavior[is_low].unique(return_counts=True)
         most = Counter(dict(zip(values.tolist(), counts.tolist(), strict=True))).most_common(KINDS)

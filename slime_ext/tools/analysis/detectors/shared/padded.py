@@ -19,7 +19,7 @@ from slime_ext.ops.divergences import k3
 from slime_ext.tools.analysis.detectors.shared.explained import AGREES
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import MOST_K3, DumpedRollout
-from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.tables import count_true, zeros
 
 # Neighbouring samples that may be one batch; 0: the micro-batches of the dump, or the whole rollout.
 SIZES = (0, 2, 4, 8, 16, 32)
@@ -96,7 +96,7 @@ def _is_far(rollout: DumpedRollout) -> bool:
     """Returns whether the mean k3 is beyond that of two engines that agree."""
     count, distance = 0, 0.0
     for part in rollout.parts():
-        count += int(part.finite.count_nonzero())
+        count += count_true(part.finite)
         distance += float(k3(part.log_ratio.double()).clamp(max=MOST_K3).sum())
     return distance > AGREES * count
 
