@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 
+import pytest
 import torch
 
 from slime_ext.tools.analysis.pipeline import collect
+from slime_ext.tools.analysis.readers import jsonl
 from slime_ext.tools.analysis.readers.find import find
 from tests.tools.analysis import dumps
 from tests.tools.analysis.in_process import read
@@ -129,6 +131,49 @@ def test_reasons_come_before_how_many_more_there_are(tmp_path):
     found = collect(find([path]).jobs, {})
     assert [s.path.rpartition(":")[2] for s in found.skipped] == ["2", "3", "4"]
     assert "18 more lines" in found.skipped[-1].reason
+
+
+def test_lines_with_wrong_values_are_named_in_their_order_and_the_rest_of_the_rollout_is_read(tmp_path):
+    wrong = [GOOD | {"reward": 10**400}, GOOD | {"tokens": 5}]
+    path = lines(tmp_path / "a.jsonl", GOOD, wrong[0], GOOD, {"loss": 1}, wrong[1], GOOD | {"engine": "a"})
+    found, *skipped = read([path])
+    assert (found.count, found.engines) == (3, ("", "", "a"))
+    assert [str(one).partition("a.jsonl:")[2][0] for one in skipped] == ["2", "4", "5"]
+
+
+# Values on which parsers of JSON differ: bounds of numbers, half a surrogate pair, depth, what JSON lacks.
+NUMBERS = (
+    "1e400",
+    "-0",
+    "4.9e-324",
+    "2.4703282292062328e-324",
+    "9007199254740993",
+    "NaN",
+    "-Infinity",
+    "01",
+    "1.",
+)
+VALUES = (
+    *NUMBERS,
+    "9" * 30,
+    "9" * 5000,
+    r'"\ud83d"',
+    r'"\ud83d\ude00"',
+    '"\x01"',
+    "[" * 300 + "]" * 300,
+    "[1,]",
+)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: value[:30])
+def test_large_files_are_read_as_small_ones(value, tmp_path, monkeypatch):
+    path, results = tmp_path / "a.jsonl", []
+    path.write_text(f'{{"rollout_log_probs": [-1], "log_probs": [-2], "reward": {value}, "engine": {value}}}')
+    for size in (0, 1 << 20):
+        monkeypatch.setattr(jsonl, "LARGE", size)
+        (one,) = jsonl.read_jsonl(path)
+        results.append(str(one))
+    assert results[0] == results[1]
 
 
 def test_files_that_are_left_out_are_named_in_the_order_of_their_numbers(tmp_path):

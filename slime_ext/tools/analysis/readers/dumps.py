@@ -29,8 +29,10 @@ from slime_ext.tools.analysis.readers.samples import (
     DumpedSample,
     Notes,
     assemble,
+    columns_of,
     rollout_number,
-    sample_of,
+    samples_of,
+    taken_from,
 )
 from slime_ext.tools.analysis.readers.spilled import with_tensors
 from slime_ext.tools.analysis.readers.topk import compare_heads
@@ -120,7 +122,7 @@ class _Content:
             more_fields |= _dropped(rows, about)
             pairs = [(r, about[r.position]) for r in rows if r.position < len(about)]
             more_fields |= {"routing": odd_routes(pairs), **compared_routes(pairs)}
-        return assemble(self.rollout_id, source, rows or about, notes, **more_fields)
+        return assemble(self.rollout_id, source, taken_from(rows or about), notes, **more_fields)
 
 
 def read_job(job: Job) -> list[DumpedRollout | Skipped]:
@@ -197,7 +199,11 @@ def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> 
             retold.append(_is_retold(row, sample))
         else:
             lengths = f", rollout {sample.response_length}, train {row.response_length} tokens"
-            notes.add("with different lengths in the two dumps, whose rollout data was ignored", row, lengths)
+            notes.add(
+                "with different lengths in the two dumps, whose rollout data was ignored",
+                row.position,
+                lengths,
+            )
     return {"retold": sum(retold), "paired": len(foreign), "foreign": sum(foreign)}
 
 
@@ -242,7 +248,7 @@ def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
 
     Lists of numbers become arrays, which need a tenth of the memory.
     """
-    rows = [sample_of(sample, i, ROLLOUT) for i, sample in enumerate(samples)]
+    rows = samples_of(columns_of(samples, range(len(samples)), ROLLOUT))
     for row in rows:
         row.token_versions = ()
         row.behavior = None if row.behavior is None else as_array(row.behavior, torch.float32)
@@ -256,13 +262,11 @@ def rows_of_train(samples: Sequence[Mapping[str, Any]], content: Mapping[str, An
     shards = content.get("dp_shards") or ()
     steps, places = step_of_position(shards), place_of_position(shards)
     nowhere = None, None
-    rows = []
-    for i, sample in enumerate(samples):
-        position = sample.get("rollout_position")
-        position = i if position is None else int(position)
-        rows.append(sample_of(sample, position))
-        rows[-1].step = steps.get(position)
-        rows[-1].batch, rows[-1].place = places.get(position, nowhere)
+    named = (sample.get("rollout_position") for sample in samples)
+    rows = samples_of(columns_of(samples, [i if at is None else int(at) for i, at in enumerate(named)]))
+    for row in rows:
+        row.step = steps.get(row.position)
+        row.batch, row.place = places.get(row.position, nowhere)
     return rows
 
 

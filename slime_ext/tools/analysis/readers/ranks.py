@@ -14,7 +14,7 @@ import torch
 
 from slime_ext.errors import DataError
 from slime_ext.hosts.slices import zigzag
-from slime_ext.tools.analysis.readers.samples import DumpedSample, sample_of
+from slime_ext.tools.analysis.readers.samples import DumpedSample, columns_of, samples_of
 from slime_ext.tools.analysis.values import as_tensor
 
 Data = Mapping[str, Any]
@@ -82,15 +82,16 @@ def _whole(parts: list[Data]) -> list[DumpedSample]:
         for key, values in columns[0].items()
         if hasattr(values, "__len__") and len(values) == len(lengths)
     ]
-    rows = []
+    samples, positions = [], []
     for i, both in enumerate(lengths):
         sample = {key: columns[0][key][i] for key in keys}
         for key in CUT:
             if sample.get(key) is not None:
                 sample[key] = join_response([as_tensor(c[key][i], torch.float32) for c in columns], *both)
         index = sample.get("sample_indices")
-        rows.append(sample_of(sample, i if index is None else -1 - int(index)))
-    return rows
+        samples.append(sample)
+        positions.append(i if index is None else -1 - int(index))
+    return samples_of(columns_of(samples, positions))
 
 
 def join_response(parts: Sequence[torch.Tensor], total_length: int, response_length: int) -> torch.Tensor:

@@ -7,13 +7,11 @@ computation is over packed tokens.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass
-from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from types import NoneType
 from typing import Any
 
 import numpy
@@ -31,6 +29,8 @@ MOST_CANDIDATES = 1 << 28  # values in the heads of a rollout; both sides then t
 OF_SAMPLES = tuple(row for row in ROWS if row.one)  # rows that a sample has by itself
 PER_TOKEN = tuple(row for row in OF_SAMPLES if row.per == "token")
 LENGTHS = tuple(row.names for row in PER_TOKEN if row.is_needed)  # the lists that tell a response's length
+# Keys of the log-probs of sampler and trainer.
+BOTH_SIDES = tuple(name for row in PER_TOKEN if row.one in ("behavior", "proximal") for name in row.names)
 
 
 @dataclass
@@ -83,63 +83,75 @@ RAW: dict[str, tuple[tuple[str, ...], Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What to read from samples with the same keys.
+# Values of samples: attributes of ``DumpedSample`` -> a list over the samples. An attribute may be missing.
+Columns = dict[str, list[Any]]
+
+
+def columns_of(
+    samples: Sequence[Mapping[str, Any]], positions: Iterable[int], dump: str | None = None
+) -> Columns:
+    """Returns the values of samples: lines of JSONL, or samples in slime's dumps.
 
     Args:
-        plain: attribute, key, and what turns the value into the attribute, or None.
-        several: the same with several keys, of which the first that is not null counts.
-        computed: attribute, and what returns it from the whole sample.
+        dump: the dump that holds them, whose fields alone are read; None for JSONL, which has all fields.
+    """
+    keys = frozenset[Any]().union(*samples)
+    rows = [row for row in OF_SAMPLES if dump is None or dump in row.dumps]
+    lists = [name for names in LENGTHS for name in names if name in keys]
+    sizes = [_sizes(sample, lists) for sample in samples]
+    columns: Columns = {"position": list(positions)}
+    columns["response_length"] = [response for response, _ in sizes]
+    columns["prompt_length"] = [prompt for _, prompt in sizes]
+    plain = {row.one: (row.names, row.parse) for row in rows if not row.read}
+    for one, (names, parse) in (plain | RAW).items():
+        there = [name for name in names if name in keys]
+        if len(there) == 1:  # the most frequent case
+            values = [sample.get(there[0]) for sample in samples]
+        else:
+            values = [first(sample, *there) for sample in samples] if there else []
+        if there:
+            columns[one] = values if parse is None else list(map(parse, values))
+    computed = [row for row in rows if row.read and not keys.isdisjoint(row.names)]
+    if computed:
+        ids = columns.get("ids") or [None] * len(sizes)
+        records = list(map(Record, samples, columns["response_length"], ids))
+        columns |= {row.one: list(map(row.read, records)) for row in computed}
+    return columns
+
+
+def _sizes(sample: Mapping[str, Any], lists: Sequence[str]) -> tuple[int, int]:
+    """Returns the lengths of response and prompt.
+
+    Args:
         lists: the keys of lists that tell the response's length.
     """
-
-    plain: list[tuple[str, str, Any]]
-    several: list[tuple[str, tuple[str, ...], Any]]
-    computed: list[tuple[str, Any]]
-    lists: list[str]
-
-
-@lru_cache(64)
-def _plan(keys: tuple[Any, ...], dump: str | None) -> _Plan:
-    rows = [row for row in OF_SAMPLES if dump is None or dump in row.dumps]
-    wanted = [(row.one, row.names, row.parse) for row in rows if not row.read]
-    wanted += [(attribute, *how) for attribute, how in RAW.items()]
-    there = [(one, tuple(name for name in names if name in keys), parse) for one, names, parse in wanted]
-    return _Plan(
-        [(one, *names, parse) for one, names, parse in there if len(names) == 1],
-        [each for each in there if len(each[1]) > 1],
-        [(row.one, row.read) for row in rows if row.read and not set(row.names).isdisjoint(keys)],
-        [name for names in LENGTHS for name in names if name in keys],
-    )
-
-
-def sample_of(keys: Mapping[str, Any], position: int, dump: str | None = None) -> DumpedSample:
-    """Returns the sample of a line of JSONL, or of a sample in slime's dumps.
-
-    Args:
-        dump: the dump that holds it, whose fields alone are read; None for JSONL, which has all fields.
-    """
-    plan, length = _plan(tuple(keys), dump), first(keys, "response_lengths", "response_length")
-    ids = keys.get("tokens")
+    length = first(sample, "response_lengths", "response_length")
     if length is None:
-        length = len(first(keys, *plan.lists, default=()))
-    length = int(length)
+        length = len(first(sample, *lists, default=()))
+    length, ids = int(length), sample.get("tokens")
     count = length if ids is None else len(ids)
-    total = max(int(keys.get("total_lengths") or count), length)
-    prompt_length = keys.get("prompt_length")
+    total = max(int(sample.get("total_lengths") or count), length)
+    prompt_length = sample.get("prompt_length")
     prompt_length = total - length if prompt_length is None else int(prompt_length)
     if abs(prompt_length) >= 10**MOST_DIGITS:
         raise ValueError(f"expected a prompt_length of at most {MOST_DIGITS} digits, got a longer one")
-    values = {one: parse(keys[key]) if parse else keys[key] for one, key, parse in plan.plain}
-    for one, names, parse in plan.several:
-        value = first(keys, *names)
-        values[one] = value if parse is None else parse(value)
-    if plan.computed:
-        record = Record(keys, length, ids)
-        for one, read in plan.computed:
-            values[one] = read(record)
-    return DumpedSample(position, length, prompt_length, **values)
+    return length, prompt_length
+
+
+def samples_of(columns: Columns) -> list[DumpedSample]:
+    """Returns the samples whose values are these."""
+    return [
+        DumpedSample(**dict(zip(columns, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def taken_from(rows: Sequence[DumpedSample]) -> Columns:
+    """Takes the values of samples from them, so that they are in memory only once."""
+    columns = {name: list(map(attrgetter(name), rows)) for name in DumpedSample.__dataclass_fields__}
+    for row in rows:
+        vars(row).clear()
+    return columns
 
 
 @dataclass
@@ -154,8 +166,8 @@ class Notes:
     kinds: dict[str, list[str]] = field(default_factory=dict)
     lacking: dict[str, dict[int, set[str]]] = field(default_factory=dict)
 
-    def add(self, kind: str, row: DumpedSample, more: str = "") -> None:
-        self.kinds.setdefault(kind, []).append(f"sample {row.position}{more}")
+    def add(self, kind: str, position: int, more: str = "") -> None:
+        self.kinds.setdefault(kind, []).append(f"sample {position}{more}")
 
     def lack(self, name: str, position: int, why: str) -> None:
         """Adds that a sample lacks a field. One reason becomes one line, whatever the fields are."""
@@ -175,136 +187,139 @@ class Notes:
 
 
 def assemble(
-    rollout_id: int, source: str, rows: Sequence[DumpedSample], notes: Notes, **of_all: Any
+    rollout_id: int, source: str, columns: Columns, notes: Notes, **of_all: Any
 ) -> DumpedRollout | Skipped:
     """Returns the rollout of some samples, without those whose lists do not fit.
 
     Args:
+        columns: the values of the samples, which are taken out while they are packed.
         notes: remarks of the caller, to which more are added.
         of_all: fields of ``DumpedRollout`` that concern the whole rollout.
     """
-    if reason := _missing(rows):
+    count = len(columns["position"])
+    columns = _held(columns)
+    if reason := _missing(columns, count):
         return Skipped(source, reason)
-    packed = _packed(rows)
-    sound = rows if packed is not None else [row for row in rows if _fits(row, notes)]
-    if not sound:
-        return Skipped(source, "holds no usable sample: " + notes.lines()[0])
-    values = {row.name: _joined(sound, row, packed or {}) for row in OF_SAMPLES}
-    versions = _versions(sound, values["mask"], notes)
+    packed = _packed(columns)
+    if packed is None:
+        sound = [i for i in range(count) if _fits(columns, i, notes)]
+        if not sound:
+            return Skipped(source, "holds no usable sample: " + notes.lines()[0])
+        packed = {}
+        columns = _held({one: [values[i] for i in sound] for one, values in columns.items()})
+    values = {row.name: _joined(columns, row, packed) for row in OF_SAMPLES}
+    versions = _versions(columns, values["mask"], notes)
     return DumpedRollout(
         rollout_id=rollout_id,
         source=source,
         **values,
-        **_heads(sound),
+        **_heads(columns),
         versions=versions,
         newest=_newest(versions),
-        left_out=len(rows) - len(sound),
+        left_out=count - len(columns["position"]),
         notes=notes.lines(),
         **of_all,
     )
 
 
-def _missing(rows: Sequence[DumpedSample]) -> str:
-    if not rows:
+def _held(columns: Columns) -> Columns:
+    """Returns the columns in which a sample has a value."""
+    return {one: values for one, values in columns.items() if any(value is not None for value in values)}
+
+
+def _missing(columns: Columns, count: int) -> str:
+    if not count:
         return "holds no sample"
-    if all(row.proximal is None for row in rows):
+    if "proximal" not in columns:
         return (
             "has no log-probs of the trainer (log_probs): name the train dump of the same rollout as well; "
             "slime v0.3.0 and v0.3.1 write them only with --get-mismatch-metrics"
         )
-    if all(row.behavior is None for row in rows):
+    if "behavior" not in columns:
         return "has no log-probs of the sampler (rollout_log_probs): slime records them with --use-tis"
     return ""
 
 
-def _packed(rows: Sequence[DumpedSample]) -> dict[str, numpy.ndarray] | None:
+def _packed(columns: Columns) -> dict[str, numpy.ndarray] | None:
     """Returns each field that all samples hold as lists, packed; None if a value of a sample does not fit.
 
     Turns the values of all other fields per token into arrays.
     """
-    if any(row.proximal is None or row.behavior is None for row in rows):
+    if any(value is None for side in ("proximal", "behavior") for value in columns[side]):
         return None
-    lengths, packed = [row.response_length for row in rows], dict[str, numpy.ndarray]()
-    for each, columns in _held(rows):
-        if set(map(type, columns)) == {list} and list(map(len, columns)) == lengths:
+    lengths, packed = columns["response_length"], dict[str, numpy.ndarray]()
+    for row in (row for row in PER_TOKEN if row.one in columns):
+        values = columns[row.one]
+        if set(map(type, values)) == {list} and list(map(len, values)) == lengths:
             with suppress(TypeError, OverflowError):  # one of many values is no number
-                code = "q" if each.dtype == torch.int64 else "f"
-                packed[each.name] = numpy.array(array(code, chain.from_iterable(columns)))
+                code = "q" if row.dtype == torch.int64 else "f"
+                packed[row.one] = numpy.array(array(code, list(chain.from_iterable(values))))
                 continue
         try:
-            arrays = [None if values is None else as_array(values, each.dtype) for values in columns]
+            arrays = [None if value is None else as_array(value, row.dtype) for value in values]
         except NO_NUMBERS:
             return None
-        for row, values in zip(rows, arrays, strict=True):
-            if values is not None:
-                if len(values) != row.response_length:
-                    return None
-                setattr(row, each.one, values)
+        if any(a is not None and len(a) != n for a, n in zip(arrays, lengths, strict=True)):
+            return None
+        columns[row.one] = arrays
     return packed
 
 
-def _held(rows: Sequence[DumpedSample]) -> Iterator[tuple[Field, list[Any]]]:
-    """Yields the fields per token that a sample has, with the value of each sample."""
-    for each in PER_TOKEN:
-        columns = list(map(attrgetter(each.one), rows))  # __dict__ would make a dictionary for each row
-        if set(map(type, columns)) != {NoneType}:
-            yield each, columns
-
-
-def _fits(row: DumpedSample, notes: Notes) -> bool:
+def _fits(columns: Columns, i: int, notes: Notes) -> bool:
     """Turns the lists of a sample into arrays. Returns whether all have the length of the response."""
-    if row.proximal is None:
-        notes.add("skipped because the trainer's log-probs are missing", row)
+    position, length = columns["position"][i], columns["response_length"][i]
+    if columns["proximal"][i] is None:
+        notes.add("skipped because the trainer's log-probs are missing", position)
         return False
-    for each in PER_TOKEN:
-        if (values := getattr(row, each.one)) is None:
+    for row in PER_TOKEN:
+        values = columns.get(row.one)
+        if values is None or values[i] is None:
             continue
         try:
-            array = as_array(values, each.dtype)
+            values[i] = as_array(values[i], row.dtype)
         except NO_NUMBERS:
-            notes.add("skipped because a list holds something other than numbers", row, f", {each.name}")
+            what = "skipped because a list holds something other than numbers"
+            notes.add(what, position, f", {row.name}")
             return False
-        if len(array) != row.response_length:
-            lengths = f", {each.name} {len(array)}, response {row.response_length}"
-            notes.add("skipped because a list has another length than the response", row, lengths)
+        if len(values[i]) != length:
+            lengths = f", {row.name} {len(values[i])}, response {length}"
+            notes.add("skipped because a list has another length than the response", position, lengths)
             return False
-        setattr(row, each.one, array)
-    if row.behavior is None:
-        notes.add("without log-probs of the sampler", row)
+    if columns["behavior"][i] is None:
+        notes.add("without log-probs of the sampler", position)
     return True
 
 
-def _joined(samples: Sequence[DumpedSample], row: Field, packed: Mapping[str, numpy.ndarray]) -> Any:
+def _joined(columns: Columns, row: Field, packed: dict[str, numpy.ndarray]) -> Any:
     """Returns a field of all samples; None if no sample has an optional field per token.
 
-    Removes values per token from the samples, so that they are in memory only once.
+    Removes values per token, so that they are in memory only once.
 
     Args:
         packed: from ``_packed``.
     """
-    values = list(map(attrgetter(row.one), samples))
+    lengths = columns["response_length"]
     if row.per == "sample":
-        return row.join(values)
-    if set(map(type, values)) == {NoneType}:
-        size = sum(sample.response_length for sample in samples)
-        return row.join(torch.full((size,), row.missing, dtype=row.dtype)) if row.is_needed else None
-    for sample in samples:
-        setattr(sample, row.one, None)
-    if row.name in packed:
-        return row.join(torch.from_numpy(packed[row.name]))
-    for i, sample in enumerate(samples):
+        return row.join(columns.get(row.one, [row.missing] * len(lengths)))
+    if row.one not in columns:
+        return row.join(torch.full((sum(lengths),), row.missing, dtype=row.dtype)) if row.is_needed else None
+    values = columns.pop(row.one)
+    if row.one in packed:
+        return row.join(torch.from_numpy(packed.pop(row.one)))
+    for i, length in enumerate(lengths):
         if values[i] is None:
-            values[i] = numpy.full(sample.response_length, row.missing, dtype=NUMPY[row.dtype])
+            values[i] = numpy.full(length, row.missing, dtype=NUMPY[row.dtype])
     return row.join(torch.from_numpy(numpy.concatenate(values)))
 
 
-def _heads(rows: Sequence[DumpedSample]) -> dict[str, Any]:
+def _heads(columns: Columns) -> dict[str, Any]:
     """Returns the heads of a rollout, padded to one width; {} unless all samples have the same kind."""
-    heads = [row.heads for row in rows if row.heads is not None]
-    if len(heads) < len(rows) or len({row.is_exact for row in rows}) != 1:
+    heads, kinds = columns.get("heads"), set(columns.get("is_exact", ()))
+    if heads is None or any(head is None for head in heads) or len(kinds) != 1:
         return {}
+    (is_exact,) = kinds
     width = max(sampler.shape[1] for sampler, _ in heads)
-    if not rows[0].is_exact and any(sampler.shape[1] != width for sampler, _ in heads):
+    if not is_exact and any(sampler.shape[1] != width for sampler, _ in heads):
         return {}
     if width * sum(map(len, (sampler for sampler, _ in heads))) > MOST_CANDIDATES:
         return {}
@@ -314,7 +329,7 @@ def _heads(rows: Sequence[DumpedSample]) -> dict[str, Any]:
         return torch.cat(pads)
 
     sampler, trainer = (padded(sides) for sides in zip(*heads, strict=True))
-    return {"sampler_head": sampler, "trainer_head": trainer, "is_exact": rows[0].is_exact}
+    return {"sampler_head": sampler, "trainer_head": trainer, "is_exact": is_exact}
 
 
 def _newest(versions: Tensor | None) -> int | None:
@@ -334,29 +349,32 @@ def rollout_number(value: Any) -> int:
     return rollout_id
 
 
-def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | None:
-    """Returns the weight version of each token, [T]; None if no row has any."""
-    if not any(row.weight_versions or row.token_versions for row in rows):
+def _versions(columns: Columns, mask: Tensor, notes: Notes) -> Tensor | None:
+    """Returns the weight version of each token, [T]; None if no sample has any."""
+    lengths, none = columns["response_length"], [()] * len(columns["position"])
+    of_samples, of_tokens = (columns.get(one, none) for one in ("weight_versions", "token_versions"))
+    if not any(of_samples) and not any(of_tokens):
         return None
-    lengths = [row.response_length for row in rows]
-    if all(len(row.weight_versions) == 1 and not row.token_versions for row in rows):
-        alike = [_number(row.weight_versions[0]) for row in rows]
+    if not any(of_tokens) and set(map(len, of_samples)) == {1}:
+        alike = [_number(version) for (version,) in of_samples]
         return torch.from_numpy(numpy.repeat(numpy.array(alike, dtype=numpy.int64), lengths))
-    masks = mask.split(lengths)
-    return torch.cat([_versions_of(row, row_mask, notes) for row, row_mask in zip(rows, masks, strict=True)])
+    samples = zip(columns["position"], of_samples, of_tokens, mask.split(lengths), strict=True)
+    return torch.cat([_versions_of(*sample, notes) for sample in samples])
 
 
-def _versions_of(row: DumpedSample, mask: Tensor, notes: Notes) -> Tensor:
+def _versions_of(
+    position: int, of_sample: Sequence[Any], of_tokens: Sequence[Any], mask: Tensor, notes: Notes
+) -> Tensor:
     """Returns the weight version of each token, [R]."""
-    by_token = len(row.token_versions) == row.response_length > 0
-    numbers = [_number(version) for version in (row.token_versions if by_token else row.weight_versions)]
+    by_token = len(of_tokens) == len(mask) > 0
+    numbers = [_number(version) for version in (of_tokens if by_token else of_sample)]
     if by_token:
         return torch.tensor(numbers)
     if len(set(numbers)) > 1:
         turns = Segments.whole([len(mask)], mask).turn_ids
         if len(mask) and int(turns[-1]) == len(numbers):  # one engine call per turn
             return torch.tensor(numbers)[(turns.long() - 1).clamp(min=0)]
-        notes.add("with several weight versions at unknown tokens, which count as the oldest", row)
+        notes.add("with several weight versions at unknown tokens, which count as the oldest", position)
     return torch.full((len(mask),), min(numbers, default=UNKNOWN))
 
 
