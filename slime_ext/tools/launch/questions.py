@@ -21,7 +21,9 @@ ONCE, NOT_AT_FIRST = "slime_ext_once", "slime_ext_not_at_first"  # commands that
 TESTS = {
     "[[": re.compile(r"\[\[\s.*?\s\]\]", re.DOTALL),  # [[ -f x && $A == b ]]
     "[": re.compile(r"(?<![\[\w$])\[\s.*?\s\](?=[\s;&|)]|$)", re.DOTALL),  # [ "$N" -gt 0 ]
-    "test": re.compile(r"(?<![\w-])test\s+[^;&|\n)]+"),  # test -f x
+    "test": re.compile(  # test "$(id -u)" = 0
+        r"(?<![\w-])test\s+(?:\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\((?:[^()]|\([^()]*\))*\)|[^;&|\n)\"'])+"
+    ),
     "((": re.compile(r"(?<![$(\w])\(\(.*?\)\)", re.DOTALL),  # (( N > 8 ))
 }
 CASE = re.compile(r"(?<![\w$-])case[ \t]+(\S.*?)[ \t]+in(?=\s)")  # case $(hostname) in
@@ -90,7 +92,7 @@ class Script:
         for words in (CASE, LIST):  # bash's trace leaves out these words, so a command with them is inserted
             for match in words.finditer(self.text):
                 written = re.sub(r"\s#.*", "", match[1])
-                is_of_bash = not self._is_quoted(match.start()) and _is_readable(written)
+                is_of_bash = not self._is_quoted(match.start()) and _is_readable(f": {written}")
                 if is_of_bash and not written.endswith("\\"):
                     end = match.start(1) + len(written)
                     self.put[end, end] = f"$(: {written})"
@@ -172,9 +174,15 @@ class Script:
             spans = [match.span() for match in TESTS[first].finditer(self.text, begin) if match.start() < end]
             alike = [s for s in spans if all(word in self.text[slice(*s)] for word in operators)]
             questions = [self._of_test(*span) for span in alike or spans]
+        # A condition with another in it, as [ "$([ -f x ] && echo y)" = y ], has no text that is found here.
+        questions = [each for each in questions if _is_readable(self._answered(each))]
         for question in questions:
             self.questions.setdefault(question.begin, question)
         return questions
+
+    def _answered(self, question: Question) -> str:
+        """Returns the text with an outcome of a question in its place."""
+        return self.text[: question.begin] + question.outcomes[0] + self.text[question.end :]
 
     def _of_test(self, begin: int, end: int) -> Question:
         """Returns the question of a test. A loop that waits for the machine ends before or after one pass."""
@@ -241,16 +249,16 @@ class Script:
         return OPEN_ARRAY.search(self.text)
 
 
-def _is_readable(words: str) -> bool:
-    """Whether bash reads a text as words, unlike the ``range(3):`` of Python in a heredoc.
+def _is_readable(text: str) -> bool:
+    """Whether bash reads a text, unlike ``: range(3):``, which is Python in a heredoc.
 
-    >>> [_is_readable(text) for text in ("1 $(f a)", "range(3):", r"\\$(f a)", '"a')]
+    >>> [_is_readable(text) for text in (": 1 $(f a)", ": range(3):", r": \\$(f a)", ': "a')]
     [True, False, False, False]
     """
     from bashkit import Bash, BashError
 
     try:
-        Bash().analyze(f": {words}")
+        Bash().analyze(text)
     except BashError:
         return False
     return True

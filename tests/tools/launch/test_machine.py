@@ -60,6 +60,7 @@ DECIDED = r"""
     source /none/scripts/models/x.sh ⏎ python3 train.py --use-tis ${M[@]} --b 1 ->  -> x.sh is not here
     read -ra M <<< "$(python3 other.py)" ⏎ python3 train.py --use-tis ${M[@]} --b 1 -> --use-tis -> other.py
     A=(x y) ⏎ python3 train.py --a "${A[@]/x/z}" --b 1 -> --a -> "${A[@]/x/z}"
+    test "$(id -u)" -eq 0 && A=(--root) ⏎ python3 train.py ${A[@]} --b 1 -> --root -> test "$(id -u)" -eq 0 is known
 """  # noqa: E501
 
 
