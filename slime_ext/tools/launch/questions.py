@@ -216,17 +216,33 @@ class Script:
             token: maps a part's text to the token for its result.
         """
         begin, end = self.line(number)
-        if any(begin <= at < end for at in self.questions):
-            return True
-        if sums := [match for match in SUM.finditer(self.text, begin, end) if match.span() not in self.put]:
-            self.put |= {match.span(): token(match[0]) for match in sums}
-            return True
+        return (
+            self._without_sums(begin, end, token)
+            or any(begin <= at < end for at in self.questions)
+            or self._without_count(begin, end)
+            or self._without_let(begin, end, token)
+            or self._without_assignment(begin, end, token)
+        )
+
+    def _without_sums(self, begin: int, end: int, token: Callable[[str], str]) -> bool:
+        sums = [match for match in SUM.finditer(self.text, begin, end) if match.span() not in self.put]
+        for match in sums:
+            unknown = token(match[0])
+            for span, text in self.put.items():  # a command that repeats words repeats their sums
+                self.put[span] = text.replace(match[0], unknown)
+            self.put[match.span()] = unknown
+        return bool(sums)
+
+    def _without_count(self, begin: int, end: int) -> bool:
+        """Lets a loop over a number, ``for ((i = 0; i < N; i++))``, run not at all or once."""
         if counted := COUNTED.search(self.text, begin, end):
             count = "((slime_ext_i = 0; slime_ext_i < {}; slime_ext_i++))"
             outcomes = (count.format(0), count.format(1))
             at = self.text.index("((", counted.start())
             self.questions[at] = Question(at, counted.end(), outcomes, usual=0)
-            return True
+        return counted is not None
+
+    def _without_let(self, begin: int, end: int, token: Callable[[str], str]) -> bool:
         for match in LET.finditer(self.text, begin, end):
             if match.span() in self.put:
                 continue
@@ -237,8 +253,13 @@ class Script:
                 question = self._of_test(*match.span())
                 self.questions.setdefault(question.begin, question)
             return True
+        return False
+
+    def _without_assignment(self, begin: int, end: int, token: Callable[[str], str]) -> bool:
+        """Replaces a line that only sets a variable, as ``declare -i Q=N+1``."""
         statement = self.text[begin:end].strip()
-        if (assigned := SET.match(statement)) and (begin, end) not in self.put:
+        is_alone = re.search(r"[;&|]", PART.sub("", statement)) is None
+        if is_alone and (assigned := SET.match(statement)) and (begin, end) not in self.put:
             self.put[begin, end] = f"{assigned[1]}={token(statement)}"
             return True
         return (begin, end) in self.put

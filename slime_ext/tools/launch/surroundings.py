@@ -82,6 +82,10 @@ ALTERNATIVE = re.compile(r"\$\{(\w+):?\+([^}]*)\}")  # ${X:+--flag}
 # A traced assignment of an unknown value: export X=<token>
 UNKNOWN_VALUE = re.compile(rf"(?:\w+ )?(\w+)\+?=[^\n]*{UNKNOWN.pattern}")
 OF_ITSELF = re.compile(r"(?<!\w)([A-Za-z_]\w*)=[\"']?\$\{?\1(?!\w)")  # X=${X:-1}
+# An array that a command or a file fills: N=(a $(cmd)), mapfile -t N < FILE, read -ra N <<< "$(cmd)"
+FILLED = re.compile(
+    r"(?<![\w-])(?:(\w+)\+?=\([^()]*(?:\$\(|`)|(?:mapfile|readarray|read)\s[^\n;|&<]*?(\w+)\s*<(?:<<.*(?:\$\(|`)|[^<]))"
+)
 NO_SUM = re.compile(r"No such file|command not found|[Nn]ot a directory|Permission denied")
 LOOP = re.compile(r"(?<![\w-])(?:for|select)\s+(?:\w+\s+in\s+)?$")
 REFERENCE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
@@ -342,11 +346,15 @@ class Surroundings:
         for call in run.calls:
             if program_of(call.words) is not None:
                 self._keep_config(call)
+        sums: set[tuple[str, int]] = (
+            set()
+        )  # lines; a command that repeats words complains of their sums again
         for match in COMPLAINT.finditer(run.trace):
-            path, number = self.paths.get(match[1], match[1]), int(match[2])
-            if UNKNOWN.search(match[3]) and not NO_SUM.search(match[3]):
-                self._unknown_sum(path, number)
-            self._complaint(match[3], self.place(match[1], number), run.trace[: match.start()])
+            place = self.paths.get(match[1], match[1]), int(match[2])
+            if UNKNOWN.search(match[3]) and not NO_SUM.search(match[3]) and place not in sums:
+                sums.add(place)
+                self._unknown_sum(*place)
+            self._complaint(match[3], self.place(match[1], int(match[2])), run.trace[: match.start()])
 
     def learn_from_end(self, run: Run) -> None:
         """Adds the variables that a script asks for before it ends without a launch."""
@@ -468,8 +476,13 @@ class Surroundings:
         """Replaces what bashkit 0.20 reads differently from bash, or answers itself.
 
         bashkit joins the words of ``"${A[@]/x/y}"`` and keeps the words of an empty ``"${!array}"``, so both
-        become tokens. It reads quotes in ``${X:-$(f "y")}`` as letters, so they are deleted.
+        become tokens. It reads quotes in ``${X:-$(f "y")}`` as letters, so they are deleted. The number of an
+        array's words is a token, too, if a command or a file fills the array.
         """
+        filled = (
+            "|".join(match[1] or match[2] for match in FILLED.finditer(COMMENT.sub(r"\1", text))) or "(?!)"
+        )
+        text = re.sub(rf"\$\{{#(?:{filled})\[[@*]\]\}}", lambda match: self.token(match[0]), text)
         arrays = "|".join(re.findall(r"(?<!\w)(\w+)=[\"']?\w+\[@\]", text)) or "(?!)"
         unread = rf'"\$\{{\w+\[@\]/[^}}"]*\}}"|"\$\{{!(?:{arrays})\}}"'
         text = re.sub(unread, lambda match: self.token(self.of_file(path, match[0])), text)

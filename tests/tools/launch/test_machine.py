@@ -61,6 +61,14 @@ DECIDED = r"""
     read -ra M <<< "$(python3 other.py)" ⏎ python3 train.py --use-tis ${M[@]} --b 1 -> --use-tis -> other.py
     A=(x y) ⏎ python3 train.py --a "${A[@]/x/z}" --b 1 -> --a -> "${A[@]/x/z}"
     test "$(id -u)" -eq 0 && A=(--root) ⏎ python3 train.py ${A[@]} --b 1 -> --root -> test "$(id -u)" -eq 0 is known
+    N=$(gpus) ⏎ for i in $(seq 2 $((N/8))); do A=(--more); done ⏎ python3 train.py ${A[@]} --b 1 -> --more -> for i in
+    N=$(gpus) ⏎ case $((N/8)) in 1) A=(--one);; esac ⏎ python3 train.py ${A[@]} --b 1 -> --one -> run.sh:2: $((N/8))
+    N=$(gpus); for i in $(seq $((N-1))); do A=(--more); done; python3 train.py ${A[@]} --b 1 -> --more -> run.sh:1: for
+    if smi; then N=$(($(gpus)*2)); fi; python3 train.py --n $N --b 1 -> --n -> smi
+    H=($(scontrol show hostnames)) ⏎ [ ${#H[@]} -gt 1 ] && A=(--many) ⏎ python3 train.py ${A[@]} --b 1 -> --many -> run.sh:2
+    mapfile -t H < /hosts ⏎ (( ${#H[@]} > 1 )) && A=(--many) ⏎ python3 train.py ${A[@]} --b 1 -> --many -> run.sh:2
+    IFS=, read -ra H <<< "$(hosts)" ⏎ python3 train.py --n ${#H[@]} --b 1 -> --n -> ${#H[@]}
+    read -ra H <<< "a b" ⏎ python3 train.py --n ${#H[@]} --b 1 ->  ->
 """  # noqa: E501
 
 
