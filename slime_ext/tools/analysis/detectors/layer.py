@@ -22,8 +22,8 @@ DETECTOR = Detector(
     """,
     threshold="""
         16 unit roundoffs of the coarser side's dtype, times the square root of the number of layers
-        so far; 4 if numbers are not healthy. Up to 64, or within 3 standard errors of that, weights in 8 or
-        4 bits may make it
+        so far; 4 if numbers are not healthy or |l| falls along the response. Up to 64, or within 3 standard
+        errors of that, weights in 8 or 4 bits may make it
     """,
     ruled_out="""
         Rounding, because it grows only with the square root of the number of layers, in units of the

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from slime_ext.tools.analysis.detectors import prefix_mismatch
+from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
 from slime_ext.tools.analysis.findings import examine
 from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance
 from tests.tools.analysis.detectors.toys import Policy, diagnosed, edited, findings, run
@@ -64,6 +65,21 @@ def test_another_text_is_ruled_out_where_outputs_over_the_same_text_differ(round
     d = diagnosed(far)
     d.layers = layers(*roundings)
     assert (prefix_mismatch.look(d) is not None) is is_named
+
+
+@pytest.mark.parametrize(("falls", "is_named"), [(1.0, False), (0.95, True)])
+def test_a_distance_that_falls_along_the_response_is_no_rounding(falls, is_named):
+    """k3 is healthy, and another prompt would leave the layers over one text as they are."""
+    policy = Policy()
+    sampler = policy.table + 0.1 * policy.normal(60, 60)
+
+    def faded(r):
+        log_ratio = (r.proximal - r.behavior) * falls**r.segments.within
+        return {"proximal": r.behavior + log_ratio}
+
+    d = diagnosed(edited(run(8, policy=policy, sampler=sampler), faded))
+    assert is_healthy(d)
+    assert ("layer" in found_in(d, layers(1.2, 6))) is is_named
 
 
 def test_what_rounding_cannot_make_is_another_policy_or_other_arithmetic():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from slime_ext.tools.analysis.detectors.shared.along import falls
 from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -34,10 +35,11 @@ class LayerApart(NamedTuple):
 def layer_apart(d: Diagnosis) -> LayerApart | None:
     """Returns the first layer that differs by more than rounding; None without layer outputs.
 
-    A distance that rounded weights may make matters only beside numbers that are not healthy.
+    A distance that rounded weights may make matters only if numbers are not healthy, or if |l| falls along
+    the response, because that of rounded weights does not.
     """
     far = _first_beyond(d, ROUNDINGS)
-    return far or (None if is_healthy(d) else _first_beyond(d, NEAR))
+    return far or (_first_beyond(d, NEAR) if not is_healthy(d) or falls(d) else None)
 
 
 def _first_beyond(d: Diagnosis, roundings: float) -> LayerApart | None:
