@@ -4,50 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.chunk_edges import chunk_edges
-from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
-from slime_ext.tools.analysis.detectors.shared.filled import Filled, filled
+from slime_ext.tools.analysis.detectors.shared.filled import Beside, Filled, filled
+from slime_ext.tools.analysis.detectors.shared.identities import one_sided_rollouts
 from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import zeros
-
-REACH = 3  # tokens on each side of one with a log-prob of exactly 0
-
-
-@dataclass
-class Beside(Measure):
-    """Sums of ``clipped`` over tokens away from filled zeros, beside one, and of log-prob 0.
-
-    The table is [3, COLUMNS].
-    """
-
-    takes_joined: ClassVar[bool] = True
-    version: ClassVar[int] = 2
-
-    sums: Tensor = field(default_factory=lambda: zeros(3, COLUMNS))
-
-    def add(self, part: DumpedRollout) -> None:
-        part.tabulate(self.sums, _beside(part), clipped(part))
-
-
-def _beside(part: DumpedRollout) -> Tensor:
-    """Returns the row of ``Beside`` of each token, [T]; 2 if its log-prob is exactly 0."""
-    forced = filled(part)
-    near, ids = forced.clone(), part.segments.ids
-    for step in range(1, REACH + 1) if forced.any() else ():
-        same = ids[step:] == ids[:-step]
-        near[step:] |= forced[:-step] & same
-        near[:-step] |= forced[step:] & same
-    return torch.where(part.mask & (part.behavior == 0), 2, near.long())
 
 
 @dataclass
@@ -153,7 +121,7 @@ FEWEST, MATTERS, TIMES, LEANS = 20, 0.3, 5.0, 0.8
 EXACT = 1e-6  # nats; a larger log-prob counts as 0
 # Far tokens below 0; their mean l, nats; those above 0, for each below; standard errors of the mean ratio.
 MANY, DEEP, ABOVE, SURE = 100, -2.0, 1e-3, 6.0
-ALWAYS = 0.1  # least k3 of a rollout over the largest; a grammar acts from the first rollout on
+ALWAYS = 0.1  # least k3 of a rollout over the largest, unless mass is missing in the rollout
 # nats, mean |l| of all other tokens that two engines in bfloat16 stay below; else the share of far tokens.
 AGREES, MOST, LEAST = 0.05, 0.1, 0.01
 ONE_ID = 0.95  # share of lone forced tokens with the commonest id, and of all filled zeros that are alone
@@ -213,8 +181,7 @@ def _one_sided(d: Diagnosis) -> Figures | None:
         return None
     if chunk_edges(d):
         return None
-    k3 = [rollout.k3 for rollout in d.rollouts]
-    if ratio.z > -SURE or min(k3) < ALWAYS * max(k3):
+    if ratio.z > -SURE or not _is_in_every_rollout(d):
         return None
     tokens = d.sums.finite
     rest = (d.sums.absolute + far.sum_below) / max(tokens - far.below, 1)
@@ -232,3 +199,14 @@ def _one_sided(d: Diagnosis) -> Figures | None:
         "explains": explained_by_tokens(d, surer[0], surer[4]),
     }
     return figures if rest < AGREES else figures | {"or_else": ("truncated_sampling",), "untold": (ALLOWED,)}
+
+
+def _is_in_every_rollout(d: Diagnosis) -> bool:
+    """Returns whether k3 of each rollout is large or mass is missing in it, as a grammar acts from the start.
+
+    A policy that trains on allowed tokens learns to draw these, so that less and less mass is missing. Even
+    then hardly any ratio is above 1. In a rollout without a grammar, ratios are on both sides of 1.
+    """
+    one_sided = one_sided_rollouts(d)
+    others = [s.k3 for s in d.rollouts if s.rollout_id not in one_sided]
+    return not others or min(others) >= ALWAYS * max(s.k3 for s in d.rollouts)

@@ -12,7 +12,8 @@ from slime_ext.tools.analysis.detectors.shared.clipped import clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.ends import Ends
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
-from slime_ext.tools.analysis.detectors.shared.filled import Filled
+from slime_ext.tools.analysis.detectors.shared.filled import Beside, Filled
+from slime_ext.tools.analysis.detectors.shared.identities import SURE, ratios
 from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
 from slime_ext.tools.analysis.detectors.shared.token_ids import TokenIds
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -96,7 +97,8 @@ DETECTOR = Detector(
     """,
     threshold="""
         one value at 4 tokens with 3 different ids (or 0 at the last token of responses) holds half of
-        the squared log-ratio of tokens beyond 0.5 nats
+        the squared log-ratio of tokens beyond 0.5 nats; of a 0, the trainer is below 0.14 if the other
+        tokens show that sampling kept a part of the vocabulary
     """,
     ruled_out="""
         Routing, numerics or old weights, because none of them gives different tokens the same
@@ -127,6 +129,8 @@ def look(d: Diagnosis) -> Figures | None:
     is_end = float(value) == 0 and last >= LAST  # an end token that was appended has one id
     if count < FEWEST or held < HELD or (ids < KINDS and not is_end):
         return None
+    if float(value) == 0 and d.of(Filled).unlikely < FEWEST and _is_mass_missing(d):
+        return None  # where sampling kept one token, its log-prob is 0
     # Of zeros, the near ones are known as well.
     same = d.of(Filled).zeros.tolist() if float(value) == 0 else (count, values.k3[value])
     return {
@@ -138,6 +142,19 @@ def look(d: Diagnosis) -> Figures | None:
         "last": last if last >= LAST else 0,
         "explains": explained_by_tokens(d, *same),
     }
+
+
+def _is_mass_missing(d: Diagnosis) -> bool:
+    """Returns whether tokens whose log-prob is not 0 show that sampling kept a part of the vocabulary.
+
+    The sum of the ratio minus 1 is that of k3 plus that of l; zeros that were filled in bring it down, too.
+    """
+    ratio = next((ratio for ratio in ratios(d) if not ratio.where), None)
+    if ratio is None or not ratio.is_off:
+        return False
+    count, log_ratio, *_, k3 = d.of(Beside).sums[2].tolist()
+    mean, of_zeros = ratio.mean, max(log_ratio + k3, -count)  # a ratio is at least 0
+    return mean.value * mean.count - of_zeros <= -SURE * mean.error * mean.count
 
 
 def _fewest_ids(d: Diagnosis, value: float) -> int:

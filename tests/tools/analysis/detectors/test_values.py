@@ -205,6 +205,45 @@ def test_a_grammar_that_forces_no_token_is_known_by_the_mean_ratio():
         assert set(findings(edited(run(4), restricted(depth, first)))) == {"constrained_decoding"}
 
 
+@pytest.mark.parametrize("begins", [0, 3])
+def test_a_grammar_that_the_policy_learns_fades_and_acts_from_the_first_rollout_on(begins):
+    """Later rollouts have less and less mass outside the grammar; one that begins later is no grammar."""
+
+    def fading(r):
+        whole = restricted(4.0, 8)(r)
+        learnt = 4 * max(r.rollout_id - begins, 0)  # of the 64 samples 64, 60, ..., one of 48 in the last
+        acts = (r.rollout_id >= begins) & (r.segments.ids % 16 == 0) | (r.segments.ids >= 16 * learnt)
+        exact = whole["proximal"].clamp(max=-1e-3)
+        return {**whole, "behavior": torch.where(acts & (r.rollout_id >= begins), whole["behavior"], exact)}
+
+    found = findings(edited(run(8), fading))
+    assert ("constrained_decoding" in found) == (begins == 0)
+
+
+def kept(least):
+    """A sampler that keeps tokens of at least a share of the largest probability (min-p)."""
+
+    def draw(logits, generator):
+        shares = logits.softmax(1)
+        inside = logits.masked_fill(shares < least * shares.amax(1, keepdim=True), -torch.inf)
+        recorded = inside.log_softmax(1)
+        drawn = torch.multinomial(recorded.exp(), 1, generator=generator)
+        return drawn, recorded.gather(1, drawn)[:, 0]
+
+    return draw
+
+
+@pytest.mark.parametrize("least", [0.3, 0.6])
+def test_zeros_of_tokens_that_sampling_kept_alone_were_not_filled_in(least):
+    found = findings(run(6, draw=kept(least)))
+    assert "truncated_sampling" in found and "shared_value" not in found
+
+
+def test_zeros_that_no_sampling_leaves_alone_are_named_beside_it():
+    found = findings(edited(run(6, draw=kept(0.1)), filled(0.05, 0.0)))
+    assert "shared_value" in found
+
+
 def test_tokens_are_counted_once_and_their_ids_are_called_ids():
     """213 tokens of 88 ids were 213 in the title, "88 different tokens", and 0 "without a log-prob"."""
     rollouts = list(edited(run(6), filled(0.02, 0.0)))

@@ -1,4 +1,4 @@
-"""Counts log-probs of exactly 0 at tokens of which the trainer is unsure."""
+"""Counts log-probs of exactly 0 at tokens of which the trainer is unsure, and sums over the tokens beside."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import count_true, zeros
 
+REACH = 3  # tokens on each side of one with a log-prob of exactly 0
 UNLIKELY = -2.0  # nats; top-p above 0.14 never keeps such a token alone
 DOUBTED = -0.25  # nats; if one side is sure, rounding to bfloat16 alone leaves the other above this
 
@@ -40,3 +42,30 @@ class Filled(Measure):
 def filled(part: DumpedRollout) -> Tensor:
     """Returns the response tokens with a log-prob of 0 that the trainer finds unlikely, [T] bool."""
     return part.mask & (part.behavior == 0) & (part.proximal < UNLIKELY)
+
+
+@dataclass
+class Beside(Measure):
+    """Sums of ``clipped`` over tokens away from filled zeros, beside one, and of log-prob 0.
+
+    The table is [3, COLUMNS].
+    """
+
+    takes_joined: ClassVar[bool] = True
+    version: ClassVar[int] = 2
+
+    sums: Tensor = field(default_factory=lambda: zeros(3, COLUMNS))
+
+    def add(self, part: DumpedRollout) -> None:
+        part.tabulate(self.sums, _beside(part), clipped(part))
+
+
+def _beside(part: DumpedRollout) -> Tensor:
+    """Returns the row of ``Beside`` of each token, [T]; 2 if its log-prob is exactly 0."""
+    forced = filled(part)
+    near, ids = forced.clone(), part.segments.ids
+    for step in range(1, REACH + 1) if forced.any() else ():
+        same = ids[step:] == ids[:-step]
+        near[step:] |= forced[:-step] & same
+        near[:-step] |= forced[step:] & same
+    return torch.where(part.mask & (part.behavior == 0), 2, near.long())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -178,17 +178,30 @@ def ratios(d: Diagnosis) -> Iterator[Ratio]:
     named += [(f"{where} {value}", sums) for (where, value), sums in of_part.items()]
     named += [(_place(octave), sums) for octave, sums in enumerate(measured.places)]
     for where, sums in named:
-        a, square, cross, n, n_square, samples, above, below, *far, log_ratio = sums.tolist()
-        if n >= FEWEST and samples >= SAMPLES:
-            mean = a / n
-            error = math.sqrt(max(square - 2 * mean * cross + mean * mean * n_square, 0.0)) / n
-            yield Ratio(
-                where,
-                Mean(mean, error, int(n)),
-                above / -below if below else math.inf,
-                tuple(far),
-                log_ratio / n,
-            )
+        if ratio := _ratio(where, sums.tolist()):
+            yield ratio
+
+
+def one_sided_rollouts(d: Diagnosis) -> frozenset[int]:
+    """Returns the ids of the rollouts in which hardly any ratio is above 1, because mass is missing."""
+    rollouts = ((part.value, part.sums) for part in d.of(Ratios).parts if part.where == "rollout")
+    known = ((int(value), _ratio("rollout", sums)) for value, sums in rollouts)
+    return frozenset(i for i, ratio in known if ratio and ratio.mean.value < 0 and ratio.is_one_sided)
+
+
+def _ratio(where: str, sums: Iterable[float]) -> Ratio | None:
+    """Returns the mean ratio of a part of the run; None without enough samples.
+
+    Args:
+        sums: [SUMS], of ``RatioSums``.
+    """
+    a, square, cross, n, n_square, samples, above, below, *far, log_ratio = sums
+    if n < FEWEST or samples < SAMPLES:
+        return None
+    mean = a / n
+    error = math.sqrt(max(square - 2 * mean * cross + mean * mean * n_square, 0.0)) / n
+    of_sides = above / -below if below else math.inf
+    return Ratio(where, Mean(mean, error, int(n)), of_sides, (far[0], far[1]), log_ratio / n)
 
 
 class Record(NamedTuple):
