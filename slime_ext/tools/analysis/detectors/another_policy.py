@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean, median
+from statistics import fmean
 
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.detector import (
@@ -64,8 +64,9 @@ DETECTOR = Detector(
     """,
     threshold="""
         k3 above 5e-3 nats in every rollout; either no version is a number, or k3 begins above 0.02
-        nats and rises by 50%, or mean |l| is above the 2.5 nats that rounding makes at most and stays within
-        a factor of 1.5; 1% of the tokens hold less than 75% of l^2
+        nats and rises by 50% and by 3 standard errors of its logarithm, or mean |l| is above the 2.5 nats
+        that rounding makes at most and stays within a factor of 1.5; 1% of the tokens hold less than 75% of
+        l^2
     """,
     ruled_out="""
         A lag of weights, because rollout 0 has none. Rounded weights, because their distance does not
@@ -80,7 +81,7 @@ DETECTOR = Detector(
 )
 FEWEST, MATTERS = 100, 5e-3
 # k3 of the last third over that of the first third; nats in the first; standard errors.
-GROWS, FAR, SURE = 1.5, 0.02, 2.0
+GROWS, FAR, SURE = 1.5, 0.02, 3.0
 CERTAIN = 3.0  # standard errors of the mean ratio above 1
 UNTOLD_LAYERS = Untold(
     "whether its weights differ or its arithmetic",
@@ -102,8 +103,7 @@ def look(d: Diagnosis) -> Figures | None:
     if not rollouts or min(s.k3 for s in rollouts) < MATTERS or top_share(d.rollouts) >= FEW:
         return None
     third = max(len(rollouts) // 3, 1)
-    first, last = (fmean(s.k3 for s in part) for part in (rollouts[:third], rollouts[-third:]))
-    grows = begins and _moves_away(rollouts, first, last) and two_kinds(d) is None
+    grows = begins and _moves_away(rollouts) and two_kinds(d) is None
     grows = grows and not rather_than_rollouts(d)
     if not grows and not unnumbered and not _is_beyond_rounding(d):
         return None
@@ -133,8 +133,16 @@ def _is_beyond_rounding(d: Diagnosis) -> bool:
     return is_loud and is_drawn and stays(d) and two_kinds(d) is None
 
 
-def _moves_away(rollouts: list[RolloutSummary], first: float, last: float) -> bool:
-    """Returns whether k3 rises over the run, beyond sampling noise."""
-    error = median(s.k3_error for s in rollouts)
+def _moves_away(rollouts: list[RolloutSummary]) -> bool:
+    """Returns whether k3 of the last third of the rollouts is above that of the first, beyond its error."""
+    third = max(len(rollouts) // 3, 1)
+    (first, of_first), (last, of_last) = map(_mean_and_error, (rollouts[:third], rollouts[-third:]))
+    error = math.hypot(of_first / first, of_last / last)  # of the logarithm of last over first
     is_known = len(rollouts) >= 3 and error > 0
-    return is_known and first >= FAR and last * math.exp(-SURE * error) >= first and last >= GROWS * first
+    return is_known and first >= FAR and math.log(last / first) >= max(math.log(GROWS), SURE * error)
+
+
+def _mean_and_error(rollouts: list[RolloutSummary]) -> tuple[float, float]:
+    """Returns the mean over rollouts of their k3, and its standard error over samples."""
+    errors = (s.k3_error * s.k3 for s in rollouts)
+    return fmean(s.k3 for s in rollouts), math.hypot(*errors) / len(rollouts)

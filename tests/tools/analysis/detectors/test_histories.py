@@ -193,6 +193,18 @@ def test_a_trainer_that_moves_away_from_a_policy_that_stays_tells_it_from_roundi
     assert set(found) == {"another_policy"} and not found["another_policy"].or_else
 
 
+def test_one_far_sample_in_the_last_rollout_moves_no_trainer_away():
+    """The mean of the last rollouts rises by half, and so does its error."""
+
+    def one(r):
+        is_one = (r.rollout_id == 5) & (r.segments.ids == 0)
+        return {"proximal": torch.where(is_one, r.behavior + 2.5, r.proximal)}
+
+    policy = Policy()
+    found = findings(edited(run(6, policy=policy, sampler=policy.table + 0.25 * policy.normal(60, 60)), one))
+    assert set(found) == {"quantised"} and "another_policy" not in found["quantised"].or_else
+
+
 def test_no_lag_is_guessed_where_rollout_0_is_far_off_itself():
     policy = Policy(moves=1.5)
     teacher = policy.table + 1.4 * policy.normal(60, 60)
