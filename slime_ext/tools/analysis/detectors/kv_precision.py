@@ -34,24 +34,26 @@ DETECTOR = Detector(
         }} on, the engine's attention is less precise.
     """,
     evidence="""
-        {% if position -%} Mean |log-ratio| {{ before | nats }} at tokens before position {{ position }}
-        (prompt included), {{ after | nats }} from there on ({{ (after / before) | factor }}, {{ "%.0f" |
+        {% if spread is defined -%} Mean |log-ratio| {{ before | nats }} at tokens before position {{ position
+        }} (prompt included), {{ after | nats }} from there on ({{ (after / before) | factor }}, {{ "%.0f" |
         format(z) }} standard errors). The position is exact to {{ block }} tokens. {%- else -%} Mean
-        |log-ratio| {{ before | nats }} at the first token of the responses, which the engine computes with
-        the prompt, and {{ after | nats }} at the others; equally certain ones would have {{ expected |
-        nats }} ({{ "%.0f" | format(z) }} standard errors).{% endif %}
+        |log-ratio| {{ before | nats }} at {% if position %}tokens before position {{ position }} (prompt
+        included){% else %}the first token of the responses, which the engine computes with the prompt,{%
+        endif %} and {{ after | nats }} at the others; equally certain ones would have {{ expected |
+        nats }} ({{ "%.0f" | format([z, 999] | min) }} standard errors).{% endif %}
     """,
     threshold="""
         mean |l| 1.5 times that before the position, by 8 standard errors, and 1.3 times that of
         equally certain tokens; the step is larger than the differences between the blocks before it. Or the
-        first token of the responses has a third of |l| of equally certain tokens, by 4 standard errors, and
-        less than 0.05 nats, and the second ones have at least three quarters
+        first token of the responses, or the first block of positions, has a third of |l| of equally certain
+        tokens, by 4 standard errors, and less than 0.05 nats, and the second has at least three quarters
     """,
     ruled_out="""
-        Errors that add up along the response, because {% if position -%} before the position the blocks
-        differ by no more than a factor of {{ "%.2f" | format(spread) }}, and at it by {{ "%.2f" |
-        format(jump) }}. {%- else -%} the second tokens already have {{ "%.2f" | format(jump) }} times the
-        distance of equally certain ones. Other weights, because the first token has none of it.{% endif %}
+        Errors that add up along the response, because {% if spread is defined -%} before the position the
+        blocks differ by no more than a factor of {{ "%.2f" | format(spread) }}, and at it by {{ "%.2f" |
+        format(jump) }}. {%- else -%} the {{ "next 16" if position else "second" }} tokens already have {{
+        "%.2f" | format(jump) }} times the distance of equally certain ones. Other weights, because the
+        tokens before have none of it.{% endif %}
     """,
     remedy="""
         try --kv-cache-dtype auto, and compare the attention window and the rotary scaling of both
@@ -68,7 +70,7 @@ FEWEST, SEVERAL = 100, 3  # tokens of a block; places of the response
 # After over before; one block over the block before; nats; standard errors.
 STEP, FLAT, MATTERS, SURE = 1.5, 1.3, 5e-3, 8.0
 EQUALLY_CERTAIN = 1.3  # after over before, among equally certain tokens
-# |l| of the first token over that of equally certain ones, and of the second; standard errors; nats that two
+# |l| of the first tokens over that of equally certain ones, and of the second; standard errors; nats that two
 # engines in bfloat16 stay below.
 FIRST, SECOND, FIRST_SURE, AGREES = 1 / 3, 0.75, 4.0, 0.05
 
@@ -103,7 +105,7 @@ def _steps(positions: list[int], sums: Tensor) -> list[_Step]:
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds an absolute position at which the distance steps up, or that only first tokens agree."""
-    return _after_first_token(d) or _at_position(d)
+    return _after_first_token(d) or _after_first_block(d) or _at_position(d)
 
 
 def _after_first_token(d: Diagnosis) -> Figures | None:
@@ -114,25 +116,45 @@ def _after_first_token(d: Diagnosis) -> Figures | None:
     """
     table = d.of(Positions).table
     reached = table[:, :, 0].sum(1).nonzero()[:, 0]
-    if not len(reached) or int(reached[0]) or len(reached) < SEVERAL or float(table[0, :, 0].sum()) < FEWEST:
+    if not len(reached) or int(reached[0]):
+        return None
+    figures = _first_alone(d, table[reached])
+    return figures and {"position": 0, **figures}
+
+
+def _after_first_block(d: Diagnosis) -> Figures | None:
+    """Returns the figures if responses agree in the first block of absolute positions alone.
+
+    One block tells nothing of how blocks differ, but an attention window that is cut leaves all positions
+    within it as they are.
+    """
+    table = d.of(Blocks).table[:-1]
+    reached = table[:, :, 0].sum(1).nonzero()[:, 0]
+    figures = _first_alone(d, table[reached])
+    return figures and {"position": BLOCK * int(reached[1]), **figures}
+
+
+def _first_alone(d: Diagnosis, table: Tensor) -> Figures | None:
+    """Returns the figures if tokens of the first row agree, and those of the second are as far as all others.
+
+    Args:
+        table: [rows, SURPRISES, 4] of ``by_surprise``, in the order of the tokens.
+    """
+    if len(table) < SEVERAL or float(table[0, :, 0].sum()) < FEWEST:
         return None
     others = table[1:].sum(0)
     usual = others[:, 1:3] / others[:, :1].clamp_min(1)  # mean |l| and mean l^2 by certainty
-    (first, second), (size, square) = (
-        (table[at, :, 1].sum() for at in (0, reached[1])),
-        table[0, :, 0] @ usual,
-    )
-    expected, of_second = float(size), float(table[reached[1], :, 0] @ usual[:, 0])
-    count, error = float(table[0, :, 0].sum()), math.sqrt(float(square))
-    z, jump = (expected - float(first)) / max(error, 1e-30), float(second) / max(of_second, 1e-30)
+    first, second = table[:2, :, 1].sum(1).tolist()
+    expected, square = (table[0, :, 0] @ usual).tolist()
+    count, of_second = float(table[0, :, 0].sum()), float(table[1, :, 0] @ usual[:, 0])
+    z, jump = (expected - first) / max(math.sqrt(square), 1e-30), second / max(of_second, 1e-30)
     if first > min(FIRST * expected, AGREES * count) or z < FIRST_SURE or jump < SECOND:
         return None
     tokens, after, _, k3 = others.sum(0).tolist()
     if after < AGREES * tokens:  # two engines in bfloat16 may differ as much
         return None
     return {
-        "position": 0,
-        "before": float(first) / count,
+        "before": first / count,
         "after": after / tokens,
         "expected": expected / count,
         "z": z,

@@ -47,8 +47,9 @@ DETECTOR = Detector(
     """,
     threshold="""
         |log-ratio| has two peaks, counted by octave, with 10% of the tokens on either side; the share
-        of a sample varies at most twice as much as that of independent tokens; the far ones have a
-        mean |l| of 0.25 nats, which rounding does not make; the mean ratio is not below 1
+        of a sample varies at most twice as much as that of independent tokens, and no place of the
+        responses agrees as a whole; the far ones have a mean |l| of 0.25 nats, which rounding does not
+        make; the mean ratio is not below 1
     """,
     ruled_out="""
         Old weights, precision and other weights, because they move all tokens, and |log-ratio| then

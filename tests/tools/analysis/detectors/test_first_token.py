@@ -30,3 +30,21 @@ def test_first_tokens_that_agree_alone_show_where_precision_is_lost():
 def test_first_tokens_that_are_as_far_or_not_alone_show_nothing(places):
     found = findings(noisy(*places))
     assert "kv_precision" not in found or "second token" not in found["kv_precision"].title
+
+
+def test_a_first_block_that_agrees_alone_shows_where_a_window_cuts():
+    """Prompts have 8 tokens, so the first block of 16 positions holds the first 8 tokens of each response."""
+    found = findings(noisy(8))
+    assert set(found) == {"kv_precision"} and found["kv_precision"].explains > 0.95
+    assert found["kv_precision"].title.startswith("From absolute position 16 on")
+    assert "at tokens before position 16" in found["kv_precision"].evidence
+
+
+def test_errors_that_add_up_from_the_first_block_on_are_no_window():
+    def growing(r):
+        noise = Policy().normal(60)
+        size = 0.02 * (r.segments.within - 8).clamp(min=0)
+        return {"proximal": r.proximal + size * (noise[r.tokens] - noise.mean()).float()}
+
+    found = findings(edited(run(6), growing))
+    assert "kv_precision" not in found and "position_drift" in found

@@ -47,6 +47,17 @@ def test_far_samples_are_no_mixture():
     assert "mixed_policies" not in findings(edited(run(), half))
 
 
+def test_first_tokens_that_agree_in_every_sample_are_no_mixture():
+    """The share is the same in each sample, but not at each place."""
+
+    def after_the_first(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        noise = 0.5 * torch.randn(r.size, generator=g) - 0.125
+        return {"proximal": torch.where(r.segments.within < 12, r.behavior, r.proximal + noise)}
+
+    assert "mixed_policies" not in findings(edited(run(), after_the_first))
+
+
 def noisy(r):
     """A third of the tokens have noise whose mean ratio is 1, as other experts make it."""
     g = torch.Generator().manual_seed(r.rollout_id)

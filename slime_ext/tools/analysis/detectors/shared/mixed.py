@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.ops.segments import as_bytes
+from slime_ext.tools.analysis.detectors.shared.along import Positions
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -31,6 +32,7 @@ FAR = 0.25
 # Largest variance of the share of a sample over that of independent tokens, which is 1. Where whole samples,
 # stretches or engines differ it is above 3.6 (all mixtures of benchmarks/faults).
 BY_CHANCE = 2.0
+NEAR, AT_A_PLACE = 1 / 3, 100  # mean |l| at a place over that of equally certain tokens; tokens there
 
 
 @dataclass
@@ -96,7 +98,7 @@ def mixed(d: Diagnosis) -> Mixed | None:
 
     The logarithm of |l| has one peak for one cause, so two peaks are two causes. If a part of the run, the
     samples of an engine or a stretch of a response had the second one, the share would change from sample to
-    sample.
+    sample, or from place to place.
     """
     octaves = d.of(Octaves)
     count, squares, crossed = octaves.unsure.unbind(1)
@@ -116,6 +118,17 @@ def mixed(d: Diagnosis) -> Mixed | None:
     variance = float(squares[valley] - 2 * share * crossed[valley] + share**2 * crossed[-1])
     spread = variance / (share * (1 - share) * n)
     far = octaves.every[valley + 1 :].sum(0)
-    if spread > BY_CHANCE or far[2] < FAR * far[0]:
+    if spread > BY_CHANCE or far[2] < FAR * far[0] or _has_a_near_place(d):
         return None
     return Mixed(ENDS[valley], share, spread, far)
+
+
+def _has_a_near_place(d: Diagnosis) -> bool:
+    """Returns whether tokens agree at some place of the responses, as within an attention window."""
+    table = d.of(Positions).table  # [places, SURPRISES, 4]
+    count = table[:, :, 0]
+    usual = table[:, :, 1:3].sum(0) / count.sum(0).clamp_min(1)[:, None]  # mean |l| and l^2 by certainty
+    expected, square = (count @ usual).unbind(1)
+    absolute = table[:, :, 1].sum(1)
+    is_near = (absolute <= NEAR * expected) & (expected - absolute >= SURE * square.sqrt())
+    return bool((is_near & (count.sum(1) >= AT_A_PLACE)).any())
