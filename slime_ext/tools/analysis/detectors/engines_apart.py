@@ -17,13 +17,14 @@ DETECTOR = Detector(
     title="The sampler gives the same text different log-probs each time.",
     evidence="""
         {{ count | int }} tokens have the same text before them in another sample of their prompt.
-        There the sampler's log-probs differ by {{ spread | nats }} between these samples, the
-        trainer's by {{ other | nats }}. The mean |log-ratio| there is {{ absolute | nats }}.
+        There the sampler's log-probs differ by {{ spread | nats }} between these samples (variance {{
+        "%.2g" | format(variance) }} nats^2), the trainer's by {{ other | nats }}. The mean |log-ratio| there
+        is {{ absolute | nats }}.
     """,
     threshold="""
         after the same text and from the same weight version, log-probs differ by 40% of the mean
-        |log-ratio|, by the 0.04 nats that bfloat16 makes, and by 3 times as much as the trainer's; where
-        samples are of two kinds, the squares are compared, without the least distance
+        |log-ratio|, by the 0.04 nats that bfloat16 makes, and by 3 times as much as the trainer's; or their
+        squares do, and the variance is 2e-3 nats^2, unless samples are of two kinds
     """,
     ruled_out="""
         Rounded weights, because they score the same text alike each time. The trainer, because its

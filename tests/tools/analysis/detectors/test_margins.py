@@ -52,3 +52,17 @@ def test_engines_that_hardly_differ_more_than_bfloat16_are_a_warning(size, sever
     found = findings(edited(run(6, noise=0.0), noisy))
     assert found["engines_apart"].severity == severity
     assert ("standard errors of the limit 0.04" in found["engines_apart"].evidence) == (severity == "warning")
+
+
+@pytest.mark.parametrize(("size", "is_apart"), [(0.1, False), (0.4, True)])
+def test_one_engine_of_eight_is_seen_in_the_squares_and_is_a_warning(size, is_apart):
+    """The mean difference stays below 0.04 nats, because seven of eight samples have none."""
+
+    def one(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        is_off = r.segments.ids % 8 == 0
+        shift = is_off * (size * torch.randn(r.size, generator=g) - size**2 / 2)
+        return {"behavior": (r.behavior + shift).clamp(max=-1e-6)}
+
+    found = findings(edited(run(6), one))
+    assert ("engines_apart" in found) is is_apart

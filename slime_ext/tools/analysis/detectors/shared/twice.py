@@ -13,6 +13,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, Margin, need
 from slime_ext.tools.analysis.detectors.shared.explained import (
+    BFLOAT16_K3,
     explained_by_rest,
     explained_by_tokens,
     whole_run,
@@ -113,18 +114,19 @@ def unrepeated(d: Diagnosis, side: str) -> Figures | None:
     of_kinds = kinds if side == "sampler" else None
     if of_kinds is not None and samples.unrelated > UNRELATED * of_kinds.far[0]:
         return None  # the far samples have the log-probs of another text, as no other weights give it
-    if not differs(sums, side, None if of_kinds is None else 0.0):
+    # One engine of several is hidden in the mean over all samples; dropout is in each of them.
+    least = None if side == "trainer" else BFLOAT16_K3 if of_kinds is None else 0.0
+    if not differs(sums, side, least):
         return None
     if of_kinds is None:
         k3, left = whole_run(d)[1], 1 - min(squares[side == "trainer"] / float(sums[-1]), 1.0)
         explains = explained_by_rest(d, k3, left * k3)
     else:
         explains = explained_by_tokens(d, *of_kinds.far[1:])
-    limit = max(BFLOAT16, HELD * absolute / count, TIMES * other / count)
-    error = math.sqrt(squares[side == "trainer"]) / count
     # Of two kinds of samples, the squares decide, and the gap between the kinds is the margin.
-    margin = {} if of_kinds else {"margin": Margin(spread / count, error, limit)}
+    margin = {} if of_kinds else {"margin": _margin(sums, side)}
     return margin | {
+        "variance": squares[side == "trainer"] / count,
         "count": count,
         "spread": spread / count,
         "other": other / count,
@@ -150,6 +152,24 @@ def differs(sums: Tensor, side: str, least: float | None) -> bool:
     if least is None or not squares[one]:
         return False
     return squares[one] >= max(least * count, HELD * square, TIMES**2 * squares[other])
+
+
+def _margin(sums: Tensor, side: str) -> Margin:
+    """Returns the margin of the mean size of a side's differences, or of their mean square if that decides.
+
+    Args:
+        sums: [7], as ``Twice.sums``.
+    """
+    count, *absolutes, distance, sampler, trainer, square = sums.tolist()
+    one, other = (0, 1) if side == "sampler" else (1, 0)
+    squares = sampler, trainer
+    limit = max(BFLOAT16 * count, HELD * distance, TIMES * absolutes[other])
+    if absolutes[one] >= limit:
+        return Margin(*(x / count for x in (absolutes[one], math.sqrt(squares[one]), limit)))
+    limit = max(BFLOAT16_K3 * count, HELD * square, TIMES**2 * squares[other])
+    # A few large differences make most of the square: it is known as well as that of so many equal ones.
+    alike = absolutes[one] ** 2 / squares[one]
+    return Margin(*(x / count for x in (squares[one], squares[one] / math.sqrt(alike), limit)))
 
 
 def _are_few(d: Diagnosis) -> bool:
