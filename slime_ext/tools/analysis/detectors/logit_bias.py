@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Margin, need
 from slime_ext.tools.analysis.detectors.shared.explained import VALUES, explained_by_values
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.repeats import rise
@@ -133,12 +133,15 @@ def look(d: Diagnosis) -> Figures | None:
     if near < AGREE * others or is_history or is_of_samples:
         return None
     explained = float((means.square() * unsure.ids[chosen, 0]).sum())
+    spread = math.sqrt(max(squared - explained, 0.0) / count)
+    first = unsure.ids[chosen[0]]  # the largest bias, which the other ids are compared with
     return {
         "ids": [f"{i}" for i in chosen.tolist()],
         "biases": [f"{mean:+.2g}" for mean in means.tolist()],
-        "spread": math.sqrt(max(squared - explained, 0.0) / count),
+        "spread": spread,
         "count": count,
         "near": near / max(others, 1.0),
+        "margin": Margin(float(means.abs()[0]), spread / math.sqrt(float(first[0])), MATTERS),
         "explains": explained_by_values(d, unsure.ids[chosen][:, VALUES]),
     }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Margin, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import Explained, explained_by_rest, whole_run
 from slime_ext.tools.analysis.detectors.shared.padded import Padded
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -63,7 +64,10 @@ DETECTOR = Detector(
         recorded for it, and by only {{ distance | nats }} from the one recorded {{ shift | abs }}
         token{{ "s" if shift | abs > 1 }} {{ side }} it. {%- endif %}
     """,
-    threshold="the distance at the shifted position is less than half of that without a shift",
+    threshold="""
+        the distance at the shifted position is less than half of that without a shift, of all tokens, or in
+        2 sequences and 2% of them
+    """,
     ruled_out="Other weights or another text, because they fit no better at any other position.",
     fix="""
         Check how prompt and response are sliced: the logits at t - 1 make the log-prob of token t. In
@@ -86,7 +90,8 @@ def look(d: Diagnosis) -> Figures | None:
     ]
     distance, here, best = min(fits, default=(0.0, 0.0, 0))
     if distance < CLOSER * here:
-        return {"sequences": 0, "shift": best, "here": here, "distance": distance, "explains": _explains(d)}
+        figures = {"sequences": 0, "shift": best, "here": here, "distance": distance}
+        return figures | {"margin": _margin(d, distance, here), "explains": _explains(d)}
     sequences, best = max(
         zip(d.of(Shifts).sequences.tolist(), SHIFTS, strict=True)
     )  # each compared separately
@@ -94,9 +99,27 @@ def look(d: Diagnosis) -> Figures | None:
     cut, shifted = d.of(Padded).fit, float(d.of(Shifts).sequences.sum())
     if cut is not None and cut.short * every > shifted * d.sums.finite:
         return None  # more samples are shifted, by more tokens, as permuted_log_probs says
-    if sequences < max(SHIFTED_SEQUENCES, SHIFTED_SHARE * every):
+    least = max(SHIFTED_SEQUENCES, SHIFTED_SHARE * every)
+    if sequences < least:
         return None
-    return {"sequences": sequences, "shift": best, "every": every, "explains": _explains(d)}
+    margin = Margin(sequences, math.sqrt(sequences), least)  # the error of a count of independent sequences
+    return {
+        "sequences": sequences,
+        "shift": best,
+        "every": every,
+        "margin": margin,
+        "explains": _explains(d),
+    }
+
+
+def _margin(d: Diagnosis, distance: float, here: float) -> Margin:
+    """Returns the margin of mean |l| above the limit that the distance at the shifted place sets.
+
+    Both means are over the same samples, so each is known about as well, relatively, as mean |l| of the run.
+    """
+    mean = d.means.absolute
+    limit = distance / CLOSER
+    return Margin(here, math.hypot(here, limit) * mean.error / mean.value, limit)
 
 
 def _explains(d: Diagnosis) -> Explained:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Margin, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import VALUES, explained_by_values
 from slime_ext.tools.analysis.detectors.shared.surprise import BySurprise
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -80,7 +80,9 @@ def look(d: Diagnosis) -> Figures | None:
     if min(sign * one.lean for one in bins) < LEAST:
         return None
     explains = explained_by_values(d, table[:, VALUES])
-    figures = {"mean": mean, "absolute": absolute, "explains": explains}
+    # The factor is known as well as mean l is; one far sample alone makes its error as large as the mean.
+    margin = Margin(abs(mean), d.means.log_ratio.error, SMALL)
+    figures = {"mean": mean, "absolute": absolute, "margin": margin, "explains": explains}
     shares = [one.log_ratio / one.surprise for one in bins]
     if _is_one(shares, ONE_FACTOR) and max(shares) < 1:
         factor = 1 / (1 - sum(shares) / len(shares))

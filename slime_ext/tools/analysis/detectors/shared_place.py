@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.detectors.shared.ages import Lag, lag
 from slime_ext.tools.analysis.detectors.shared.chunk_edges import chunk_edges
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Margin, need_tokens
 from slime_ext.tools.analysis.detectors.shared.ends import Ends
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -93,7 +94,8 @@ def look(d: Diagnosis) -> Figures | None:
     if edges := chunk_edges(d):
         explains = explained_by_tokens(d, edges.tokens, edges.k3)
         figures = {"of": d.of(Ends).total[0].item(), "is_first": False, "is_cut": False}
-        return edges._asdict() | figures | {"explains": explains}
+        margin = _margin(edges.tokens, edges.near, edges.squared, edges.rest)
+        return edges._asdict() | figures | {"margin": margin, "explains": explains}
     ends, begins = d.of(Ends).sums, d.of(FirstTokens).sums
     whole = ends.sum((0, 1))
     if not whole[3]:
@@ -111,6 +113,8 @@ def look(d: Diagnosis) -> Figures | None:
             # After another prompt, first tokens are the furthest off, and many small distances follow them.
             if is_first and explains.share < HELD:
                 continue
+            near = absolute / count
+            rest = float(whole[2] - absolute) / max(float(whole[0]) - count, 1)
             return {
                 "places": places,
                 "is_cut": is_cut,
@@ -118,11 +122,18 @@ def look(d: Diagnosis) -> Figures | None:
                 "held": squared / float(whole[3]),
                 "tokens": count,
                 "of": float(whole[0]),
-                "near": absolute / count,
-                "rest": float(whole[2] - absolute) / max(float(whole[0]) - count, 1),
+                "near": near,
+                "rest": rest,
+                "margin": _margin(count, near, squared, rest),
                 "explains": explains,
             }
     return None
+
+
+def _margin(count: float, near: float, squared: float, rest: float) -> Margin:
+    """Returns the margin of mean |l| at the places, which are of different responses and so independent."""
+    error = math.sqrt(max(squared / count - near**2, 0.0) / count)
+    return Margin(near, error, max(MATTERS, TIMES * rest))
 
 
 def _places(table: Tensor, whole: Tensor, *, is_first: bool) -> int:

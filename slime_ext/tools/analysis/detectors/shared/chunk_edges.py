@@ -63,7 +63,7 @@ class Edges(NamedTuple):
     Attributes:
         chunks: number of chunks of a sequence.
         tokens: their number; ``near`` and ``rest`` are mean |l| at them and elsewhere, nats.
-        held: their share of sum l^2.
+        squared: their sum of l^2; ``held``: its share of that of all tokens.
         k3: their sum of k3, nats.
     """
 
@@ -71,6 +71,7 @@ class Edges(NamedTuple):
     tokens: float
     near: float
     rest: float
+    squared: float
     held: float
     k3: float
 
@@ -87,7 +88,7 @@ def chunk_edges(d: Diagnosis) -> Edges | None:
             is_typical = near * near >= TYPICAL * squared / count
             if near < max(MATTERS, TIMES * rest) or not is_typical:
                 continue
-            edges = Edges(chunks, count, near, rest, squared / whole[3], k3)
+            edges = Edges(chunks, count, near, rest, squared, squared / whole[3], k3)
             explained = count * others / (count + others) * (near - rest) ** 2
             best = max(best or (explained, edges), (explained, edges))
     return best[1] if best else None
