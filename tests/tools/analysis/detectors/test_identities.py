@@ -81,6 +81,19 @@ def test_a_large_run_tells_that_its_record_is_honest():
     assert side([honest(0, 0.5, 4)]) == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("distance", "end"),
+    [
+        (0.01, "within 3 standard errors. k3 is healthy, which leaves little to explain."),
+        (0.5, "too large to exclude an altered record that makes half of k3."),
+    ],
+)
+def test_a_mean_ratio_of_1_is_called_1_and_a_healthy_run_healthy(distance, end):
+    record = record_of(diagnosed([honest(0, distance)])).documented()
+    assert record.side == "unknown" and record.said.endswith(end)
+    assert "here it is" in record.said
+
+
 def at_the_start(r):
     return {"behavior": torch.where(r.segments.within < 2, r.behavior.roll(7), r.behavior)}
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from slime_ext.ops.segments import as_numbers
 from slime_ext.tools.analysis import document
 from slime_ext.tools.analysis.detectors.shared.explained import whole_run
+from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
 from slime_ext.tools.analysis.measures.by_sample import LABELS
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.means import LARGEST_RATIO, Mean
@@ -57,6 +58,12 @@ SAID = {
     ),
 }
 CERTAIN = 3.0  # standard errors that the mean ratio may be farther from 1
+IS_ONE = (
+    ". It is 1 if tokens were drawn from the distribution whose log-probs were recorded, and here it is, "
+    f"within {CERTAIN:g} standard errors"
+)
+HEALTHY_RUN = ". k3 is healthy, which leaves little to explain."
+COARSE = ", which are too large to exclude an altered record that makes half of k3."
 # A token with |l| up to LARGEST nats that an altered record moves adds at least this to the distance of the
 # mean ratio from 1, for each nat of k3 that it adds: 1 - e^l over e^l - 1 - l below 0, and above 0 the ratio
 # minus 1, which is at most 9, over at most 142 nats.
@@ -211,10 +218,12 @@ class Record(NamedTuple):
         side: ``HONEST`` if the tokens were drawn from the recorded distribution, ``ALTERED`` if not, else
             ``UNKNOWN``.
         ratio: the mean ratio that tells, the farthest from 1 if several do; None without enough samples.
+        is_healthy: whether k3 and the effective sample size are.
     """
 
     side: Literal["honest", "altered", "unknown"]
     ratio: Ratio | None
+    is_healthy: bool
 
     @property
     def figures(self) -> str:
@@ -244,8 +253,14 @@ class Record(NamedTuple):
             mean_ratio=1 + mean.value,
             error=mean.error,
             where=self.ratio.where,
-            said=f"{said}{SAID[self.side]}",
+            said=f"{said}{self._meaning()}",
         )
+
+    def _meaning(self) -> str:
+        """Returns what the mean ratio says, as the end of a sentence and another one."""
+        if self.side != UNKNOWN or not self.ratio or abs(self.ratio.mean.z) > CERTAIN:
+            return SAID[self.side]
+        return IS_ONE + (HEALTHY_RUN if self.is_healthy else COARSE)
 
 
 def record_of(d: Diagnosis) -> Record:
@@ -256,9 +271,9 @@ def record_of(d: Diagnosis) -> Record:
     nearer to 1 than an alteration that makes HALF of k3 would leave it.
     """
     known = list(ratios(d))
-    whole = next((ratio for ratio in known if not ratio.where), None)
+    whole, is_run_healthy = next((ratio for ratio in known if not ratio.where), None), is_healthy(d)
     if whole is None:
-        return Record(UNKNOWN, None)
+        return Record(UNKNOWN, None, is_run_healthy)
     # Large ratios may be missing by chance in a few tokens of an honest run, but not in all of them. If most
     # tokens are far off, as in text that damaged weights garbled, large ratios are too rare to be drawn.
     above, below = whole.far
@@ -266,12 +281,12 @@ def record_of(d: Diagnosis) -> Record:
     is_mass_missing &= all(ratio.far[1] <= MOST_FAR * ratio.mean.count for ratio in known)
     off = [ratio for ratio in known if ratio.is_off and (ratio.mean.value > 0 or is_mass_missing)]
     if off:
-        return Record(ALTERED, max(off, key=lambda ratio: abs(ratio.mean.z)))
+        return Record(ALTERED, max(off, key=lambda ratio: abs(ratio.mean.z)), is_run_healthy)
     (tokens, k3), extremes = whole_run(d), d.sums.histogram
     moved = abs(whole.mean.value) + CERTAIN * whole.mean.error
     is_small = max(-extremes.smallest, extremes.largest) <= LARGEST
     is_honest = is_small and abs(whole.mean.value) < BELOW and moved <= LEAST * HALF * k3 / tokens
-    return Record(HONEST if is_honest else UNKNOWN, whole)
+    return Record(HONEST if is_honest else UNKNOWN, whole, is_run_healthy)
 
 
 def _place(octave: int) -> str:
