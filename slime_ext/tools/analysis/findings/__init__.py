@@ -130,7 +130,12 @@ def left_to_others(shares: Mapping[str, Explained | None]) -> dict[str, str]:
 
 
 def _explains_less(other: str, name: str, shares: Mapping[str, Explained | None]) -> bool:
-    """Returns whether ``other`` explains less than the later ``name``, which does not follow from it."""
+    """Returns whether ``other`` explains less than the later ``name``, which does not follow from it.
+
+    The share of a SPOILT record does not count, however small it is. It is that of the tokens whose values
+    are visibly wrong, and the others may be spoilt as well: under greedy sampling no token was drawn, but
+    hardly any log-prob is 0. Whether sampling itself left such a value, its detector asks (``shared_value``).
+    """
     one, more = shares[other], shares[name]
     if one is None or more is None or DETECTORS[other].group == SPOILT or ANY_CAUSE in DETECTORS[name].after:
         return False
