@@ -160,7 +160,8 @@ def _others(d: Diagnosis, distance: float, *, is_known: bool, is_steady: bool | 
     first = _first_position(d)
     if not d.layers and len(others) < MOST and first and not falls(d):
         what = f"whether tokens agree at positions below {first}, where no response has any"
-        others["kv_precision"] = Untold(what, "sample prompts of a few tokens")
+        step = f"sample prompts of less than {first} tokens (if their first tokens agree, it is kv_precision)"
+        others["kv_precision"] = Untold(what, step)
     return others
 
 

@@ -101,6 +101,10 @@ PUSHED = Untold(
     "record ref_log_probs (slime: --use-kl-loss with coefficient 0), or push before rollout 1 and compare a "
     "checksum",
 )
+ROUNDED = Untold(
+    "whether the noise that rollout 0 has already grows by itself",
+    "sample rollouts 0 to 2 without fp8 or int8 weights and KV cache",
+)
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -191,13 +195,14 @@ def _lagging(d: Diagnosis) -> Figures | None:
     }
     if rollouts[1].version <= rollouts[0].version or rollouts[0].version < 0:
         return figures if first < OTHER else None
-    noise = ("quantised",) if rollouts[0].absolute >= NOISY else ()  # before any lag
+    is_noisy = rollouts[0].absolute >= NOISY  # before any lag
+    noise, untold = (("quantised",), (PUSHED, ROUNDED)) if is_noisy else ((), (PUSHED,))
     if _comes_back(rollouts):  # partial pushes and growing noise never return
         return figures | {"or_else": ("rollouts_apart",), "untold": (SAMPLED,)}
     if _is_step(rollouts, began):
-        return figures | {"or_else": ("damaged_weights", *noise), "untold": (PUSHED,)}
+        return figures | {"or_else": ("damaged_weights", *noise), "untold": untold}
     other = "damaged_weights" if _is_late(began) else "partial_push"
-    return figures | {"or_else": ("growing_mismatch", other, *noise), "untold": (PUSHED,)}
+    return figures | {"or_else": ("growing_mismatch", other, *noise), "untold": untold}
 
 
 def _is_step(rollouts: list[RolloutSummary], began: Began | None) -> bool:

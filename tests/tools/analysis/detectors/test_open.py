@@ -13,7 +13,7 @@ from slime_ext.tools.analysis.detectors.shared.along import along, falls
 from slime_ext.tools.analysis.detectors.shared.twice import unrepeated
 from slime_ext.tools.analysis.document import FINDINGS
 from slime_ext.tools.analysis.findings import DETECTORS, examine
-from tests.tools.analysis.detectors.toys import diagnosed, edited, findings, run
+from tests.tools.analysis.detectors.toys import Policy, diagnosed, edited, findings, run
 
 SYMPTOMS = {name for name, detector in DETECTORS.items() if detector.says == "symptom"}
 
@@ -79,6 +79,15 @@ def test_an_attention_that_fails_further_on_remains_only_before_all_tokens(begin
     finding = findings(moved)["quantised"]
     assert ("kv_precision" in finding.or_else) == is_open
     assert ("whether tokens agree at positions below 32" in finding.ruled_out) == is_open
+    assert ("sample prompts of less than 32 tokens" in finding.fix) == is_open
+
+
+def test_precision_beside_weights_that_never_arrive_has_a_step_that_tells_it():
+    policy = Policy(moves=0.3)
+    finding = findings(run(6, policy=policy, sampler=policy.table.clone(), noise=0.1))["stale_weights"]
+    assert finding.or_else == ("growing_mismatch", "partial_push", "quantised")
+    assert "record ref_log_probs" in finding.fix
+    assert "sample rollouts 0 to 2 without fp8 or int8 weights" in finding.fix
 
 
 def test_the_same_text_is_said_to_be_scored_alike_only_if_it_was():
