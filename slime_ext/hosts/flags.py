@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ ALIKE = (
     "custom_agent_function_path",
 )  # arguments of slime and miles that look like ours
 NEARLY = 0.85  # a flag that is at least this similar to one of ours (difflib's ratio) is a misspelling of it
+DASH = re.compile("[-\u2010-\u2015\u2212]")  # the hyphen, and what editors and web pages write in its place
 SHORTEST = 8  # letters of a shortened name; fewer do not tell which name is meant
 
 
@@ -141,7 +143,7 @@ def forbid_misspelt(path: str, name: str) -> None:
         ConfigError: the name is misspelt; the message has the right name.
     """
     as_flag = name.startswith("--")
-    dest = name.removeprefix("--").replace("-", "_")
+    dest = name.removeprefix("--").replace("-", "_").lower()
     known = dest in ARGUMENTS or dest in ALIKE
     near = [dest] if known else _meant(dest, is_flag=as_flag)
     for right in (flag_of(near_name) if as_flag else near_name for near_name in near):
@@ -171,8 +173,8 @@ def check_command_line(words: Iterable[str], args: Any) -> None:
     Flags that ``args`` has are skipped, and so are words without dashes, which are values. A right flag that
     the host lacks is for the rule ``flag_unknown_to_host``.
     """
-    for flag in (word.partition("=")[0] for word in words if word.startswith("-")):
-        dest = flag.removeprefix("--").replace("-", "_")
+    for flag in (word.partition("=")[0] for word in words if DASH.match(word)):
+        dest = DASH.sub("_", flag.removeprefix("--"))
         if flag == flag_of(dest) and hasattr(args, dest):
             continue
         for right in map(flag_of, _meant(dest, is_flag=flag.startswith("--"))):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.hosts.flags import check_command_line, check_kinds
+from slime_ext.hosts.flags import check_command_line, check_kinds, forbid_misspelt
 from slime_ext.tools.check.setup import as_parsed
 
 NUMBER, COUNT, SWITCH = "a number (YAML", "a whole number above 0", "true or false"
@@ -40,6 +40,7 @@ def test_a_misspelt_flag_of_ours_is_named():
         (["--custom_tis_function_path=slime_ext.tis.correct"], "--custom-tis-function-path"),
         (["--use-tsi"], "--use-tis"),
         (["--get-mismatch-metric-s"], "--get-mismatch-metrics"),
+        (["\u2013use-tis"], "--use-tis"),  # a dash of a web page
         (["--use-ti"], "--use-tis"),  # Megatron's parser takes no abbreviation
         (["--custom-tis-function", "slime_ext.tis.correct"], "--custom-tis-function-path"),
         (["--custom-tis", "slime_ext.tis.correct"], "--custom-tis-function-path"),
@@ -50,6 +51,12 @@ def test_a_misspelt_flag_of_ours_is_named():
         flag = words[0].partition("=")[0]
         with pytest.raises(ConfigError, match=f"^{flag}: expected {right}, got a flag that the host ignores"):
             check_command_line(["python", "train.py", "--lr", "1e-3", *words], args)
+
+
+@pytest.mark.parametrize("name", ["--Use-TIS", "--use_tis", "--Use_tis"])
+def test_a_flag_in_other_letters_is_named(name):
+    with pytest.raises(ConfigError, match=f"^run.sh: expected --use-tis, got {name}: slime ignores"):
+        forbid_misspelt("run.sh", name)
 
 
 def test_flags_that_are_none_of_ours_misspelt():

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from slime_ext.errors import ConfigError, cut
 from slime_ext.hosts.contract import flag_of
-from slime_ext.hosts.flags import DECISIVE
+from slime_ext.hosts.flags import DASH, DECISIVE
 from slime_ext.tools.launch.edits import edits
 from slime_ext.tools.launch.launch import READ, SWITCHES, Launch, Unread, WrittenFlag
 from slime_ext.tools.launch.sandbox import Sandbox
@@ -334,10 +334,23 @@ def _forbid_lost_arrays(around: Surroundings, run: Run) -> None:
             written = around.statement_of(line).split()
             command = cut(written[0] if written else around.quoted(line.words[0]))
             place = around.place(line.file, line.number)
+            script = around.scripts.get(around.paths.get(line.file, line.file))
+            before = script.text.split("\n")[: line.number - 1][-1:] if script else ["\\"]
             raise ConfigError(
                 f"{place}: expected the launch to go on, got {command} as a new command: the line before it "
-                "lacks the backslash at its end"
+                f"{_why_it_ends(''.join(before))}"
             )
+
+
+def _why_it_ends(line: str) -> str:
+    """Returns what is wrong with the end of a line that the next line should continue."""
+    if not line.strip():
+        return "is empty: remove it"
+    if re.search(r"(?:^|\s)#", line):
+        return "ends in a comment, and no backslash continues it: move the comment out of the launch"
+    if re.search(r"\\\s+$", line):
+        return "has a space behind its backslash: remove the space"
+    return "lacks the backslash at its end"
 
 
 def _forbid_unused_arrays(script_run: ScriptRun) -> None:
@@ -357,7 +370,7 @@ def _forbid_unused_arrays(script_run: ScriptRun) -> None:
 
 
 def _forbid_joined_words(around: Surroundings, words: Sequence[str]) -> None:
-    """Raises ConfigError for a word that begins with a flag and holds more words.
+    """Raises ConfigError for a word that begins with a flag and holds more words, or has other dashes.
 
     A host's parser takes it as a value or as a flag that it does not know, and ignores it. Behind a flag that
     waits for its value such a word can be a text, unless it begins with a flag that is read here.
@@ -373,6 +386,10 @@ def _forbid_joined_words(around: Surroundings, words: Sequence[str]) -> None:
                 f"{around.where(name)}: expected {cut(around.quoted(name))} and what follows it as two "
                 f"words, got one, which the host ignores: {what}"
             )
+        name = word.partition("=")[0]
+        if (right := "--" + DASH.sub("-", name).lstrip("-")) in READ and DASH.match(name) and name != right:
+            got = f"{cut(around.quoted(name))}, which the host ignores"
+            raise ConfigError(f"{around.where(name)}: expected {right}, got {got}: write two hyphens")
         if (match := GLUED.fullmatch(word.partition("=")[0])) and {match[1], match[2]} & READ:
             first, second = (cut(around.quoted(name)) for name in match.groups())
             raise ConfigError(
