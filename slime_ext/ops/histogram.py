@@ -64,7 +64,7 @@ class LogBins:
         Returns:
             [T] int32, from 0 to size - 1.
         """
-        return (values.float().view(torch.int32) >> (MANTISSA - self.digits)) + self.size // 2
+        return (values.float().view(torch.int32) >> (MANTISSA - self.digits)).add_(self.size // 2)
 
     def ordered(self, counts: Tensor) -> Tensor:
         """Turns counts by key into counts by bin: [size] -> [count].

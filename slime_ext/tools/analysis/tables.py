@@ -147,7 +147,7 @@ def run_sums(rows: Sequence[Tensor] | Tensor, begins: Tensor) -> Tensor:
 
 def bins_of(values: Tensor, size: int) -> Tensor:
     """Returns the bins of values [N], from 0 to ``size`` - 1; ``size`` for NaN, which ``tabulated`` skips."""
-    return values.clamp(0, size - 1).nan_to_num(size).long()
+    return values.clamp(0, size - 1).nan_to_num_(size).long()
 
 
 def tabulated(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tensor:
@@ -157,7 +157,10 @@ def tabulated(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tens
     computed first.
     """
     is_begin = _is_begin(index)
-    if LONG_RUNS * numpy.count_nonzero(is_begin) < len(index):
+    runs = numpy.count_nonzero(is_begin)
+    if runs == 1 and index[0] == size:  # for example because no token is far off
+        return zeros(size, len(rows))
+    if LONG_RUNS * runs < len(index):
         begins = torch.from_numpy(numpy.flatnonzero(is_begin))
         index, rows = index[begins], run_sums(rows, begins)
     return _scattered(index.long(), rows, size + 1)[:, :size].T.contiguous()

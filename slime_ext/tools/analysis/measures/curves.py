@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.document import Curve, CurveName, Point
+from slime_ext.tools.analysis.measures.measure import once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive, Rows, bins_of, zeros
 
@@ -44,7 +45,7 @@ class Bins(Additive):
             bins: [N] the bin of that value, a float that is rounded down.
         """
         count, absolute, squared, log_ratio = (part.columns if per == "token" else part.sample_sums)[:4]
-        rows = (count, absolute, squared, log_ratio, (x * count).nan_to_num(0))
+        rows = (count, absolute, squared, log_ratio, (x * count).nan_to_num_(0))
         rows = Rows.of(rows, {(1, 2): part.pairs[1]} if per == "token" else {})
         part.tabulate(self.table, bins_of(bins, len(self.table)), rows, per)
 
@@ -103,8 +104,8 @@ class Curves(Additive):
 
     def add(self, part: DumpedRollout) -> None:
         """Adds the tokens of a part of a rollout."""
-        within, turns = part.segments.within.float(), part.turns.float()
-        self.position.add(part, "token", within, octaves(within))
+        turns = part.turns.float()
+        self.position.add(part, "token", part.segments.within, octaves_of_places(part))
         if part.ages is not None:
             self.staleness.add(part, "token", part.ages, part.ages)
         probability = part.compared(part.behavior).exp()
@@ -129,6 +130,12 @@ class Curves(Additive):
             "outcome": self.outcome.points(OUTCOMES),
         }
         return tuple(Curve(name=name, points=some) for name, some in points.items() if len(some) > 1)
+
+
+@once_per_part
+def octaves_of_places(part: DumpedRollout) -> Tensor:
+    """Returns ``octaves`` of each token's place in its response, [T]; each place is computed once."""
+    return octaves(torch.arange(max(part.lengths, default=0))).index_select(0, part.segments.within)
 
 
 def octaves(positions: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class Histogram:
             keys = BINS.keys(values)
             first, last = (int(key) for key in keys.aminmax())
             # Values that are close to each other have few of the 131,072 keys.
-            self.counts[first : last + 1] += torch.bincount(keys - first, minlength=last + 1 - first)
+            self.counts[first : last + 1] += torch.bincount(keys.sub_(first), minlength=last + 1 - first)
             low, high = values.aminmax()
             self.smallest, self.largest = min(self.smallest, float(low)), max(self.largest, float(high))
 

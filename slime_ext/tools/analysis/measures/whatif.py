@@ -18,7 +18,8 @@ from slime_ext.config import load as config
 from slime_ext.config.words import one_line
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction, Outcome, Tokens
-from slime_ext.core.losses import Bounds, HostLoss
+from slime_ext.core.losses import Bounds, HostLoss, Reinforce
+from slime_ext.ops.segments import selected
 from slime_ext.tools.analysis.document import Effect
 from slime_ext.tools.analysis.measures.planned import StepPart, missing_input, steps_of
 from slime_ext.tools.analysis.measures.tally import BOUNDS, Tally, TokenEffects
@@ -84,6 +85,9 @@ def _slope(
     """Returns d loss / d log target at target = proximal [T], and which tokens the surrogate clipped."""
     if isinstance(correction.surrogate, HostLoss) and not correction.terms:
         return correction.loss(outcome, tokens, host, bounds)  # weights multiply both alike
+    is_plain = correction.bounds_products and not correction.terms and correction.center is None
+    if isinstance(correction.surrogate, Reinforce) and is_plain:
+        return selected(host, outcome.keep) * outcome.factor, None  # the slope of -A log pi is -A, too
     target = tokens.proximal.detach().clone().requires_grad_()
     host = tokens.segments.zeroed(host * (1 + target - tokens.proximal))
     loss, clipped = correction.loss(outcome, replace(tokens, target=target), host, bounds)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.certainty import add_by_surprise
 from slime_ext.tools.analysis.detectors.shared.explained import Explained, explained_by_tokens
-from slime_ext.tools.analysis.measures.curves import POSITIONS, octaves
+from slime_ext.tools.analysis.measures.curves import POSITIONS, octaves_of_places
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
@@ -32,7 +32,7 @@ class Positions(Measure):
     table: Tensor = field(default_factory=lambda: zeros(POSITIONS, SURPRISES, 4))
 
     def add(self, part: DumpedRollout) -> None:
-        add_by_surprise(self.table, octaves(part.segments.within), part)
+        add_by_surprise(self.table, octaves_of_places(part), part)
 
 
 class Along(NamedTuple):

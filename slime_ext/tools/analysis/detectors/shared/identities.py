@@ -24,6 +24,7 @@ from slime_ext.tools.analysis import document
 from slime_ext.tools.analysis.detectors.shared.explained import whole_run
 from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
 from slime_ext.tools.analysis.measures.by_sample import LABELS
+from slime_ext.tools.analysis.measures.curves import PER_OCTAVE, octaves_of_places
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.means import LARGEST_RATIO, Mean
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -112,7 +113,7 @@ class Ratios(Measure):
         most, highest = (math.expm1(math.log(limit)) for limit in (LARGEST_RATIO, HIGHEST))
         ratio = part.ratio_minus_one.clamp(max=most)
         above = part.ratio_minus_one.clamp(0, highest)
-        octave = (1.0 + part.segments.within).log2().long().clamp(max=PLACES - 1)
+        octave = (octaves_of_places(part) / PER_OCTAVE).long().clamp_(max=PLACES - 1)
         index = part.segments.ids.long() * PLACES + octave
         is_far = (as_numbers(far, torch.float64) for far in (part.log_ratio > FAR, part.log_ratio < -FAR))
         rows = [ratio, part.columns[0], above, ratio.clamp(max=0), *is_far, part.columns[3]]
