@@ -7,6 +7,7 @@ the first moves. The text is a micro-batch, a sample with its prompt, or a respo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, product
@@ -41,12 +42,17 @@ class Layout(NamedTuple):
     @property
     def order(self) -> Tensor:
         """The chunk that is found at each place, [2 cp]."""
-        contiguous = [[2 * rank, 2 * rank + 1] for rank in range(self.cp)]
-        zigzag = [[rank, 2 * self.cp - 1 - rank] for rank in range(self.cp)]
-        held, joined = (contiguous, zigzag) if self.is_contiguous else (zigzag, contiguous)
-        order = torch.empty(2 * self.cp, dtype=torch.int64)
-        order[list(chain.from_iterable(joined))] = torch.tensor(list(chain.from_iterable(held)))
-        return order
+        return _order_of(self.cp, self.is_contiguous)
+
+
+@functools.cache
+def _order_of(cp: int, is_contiguous: bool) -> Tensor:
+    contiguous = [[2 * rank, 2 * rank + 1] for rank in range(cp)]
+    zigzag = [[rank, 2 * cp - 1 - rank] for rank in range(cp)]
+    held, joined = (contiguous, zigzag) if is_contiguous else (zigzag, contiguous)
+    order = torch.empty(2 * cp, dtype=torch.int64)
+    order[list(chain.from_iterable(joined))] = torch.tensor(list(chain.from_iterable(held)))
+    return order
 
 
 LAYOUTS = tuple(Layout(*one) for one in product(TEXTS, CP_SIZES, (True, False)))
@@ -143,22 +149,18 @@ class _Batch:
         prompts = torch.tensor(rollout.prompt_lengths)[samples]
         return cls(behavior, proximal, finite, sample, within, prompts, lengths)
 
-    def rows(self, text: str, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the row of each token in its text, and the number of rows and the first row of it, [T].
+    def rows(self, text: str, shift: int) -> tuple[Tensor, Tensor]:
+        """Returns the row of each token, [T], and the number of rows of each text, of texts in a row.
 
         Args:
             shift: 1 if a token's log-prob lies in the row of the token before, which predicts it.
         """
         if text == "response":
-            begins = self.lengths.cumsum(0) - self.lengths
-            return self.within, self.lengths[self.sample], begins[self.sample]
+            return torch.arange(len(self.sample)), self.lengths
         sizes = self.prompts + self.lengths
-        begins = sizes.cumsum(0) - sizes
-        rows = (self.prompts[self.sample] + self.within - shift).clamp_min(0)
-        if text == "sample":
-            return rows, sizes[self.sample], begins[self.sample]
-        whole = torch.full_like(rows, int(sizes.sum()))
-        return begins[self.sample] + rows, whole, torch.zeros_like(rows)
+        within = (self.prompts[self.sample] + self.within - shift).clamp_min(0)
+        rows = (sizes.cumsum(0) - sizes)[self.sample] + within
+        return rows, sizes if text == "sample" else sizes.sum(0, keepdim=True)
 
     def k3(self, proximal: Tensor, behavior: Tensor) -> Tensor:
         """Returns k3 of each pair of log-probs, with an upper bound."""
@@ -169,54 +171,60 @@ def _best(batch: _Batch) -> tuple[int, Tensor] | None:
     """Returns the layout that puts most of a micro-batch back in order, and its RESTORED sums."""
     count = len(batch.sample)
     some = torch.arange(0, count, max(count // TESTED, 1))
+    distance = (batch.proximal - batch.behavior).abs()
     best: tuple[float, int, Tensor] | None = None
-    for index, layout in enumerate(LAYOUTS):
-        for at, source in _orders(batch, layout, some):
-            moved = at != source
-            at, source = at[moved], source[moved]
-            usable = batch.finite[at] & batch.finite[source]
-            at, source = at[usable], source[usable]
-            if len(at) < LEAST:
-                continue
-            apart = (batch.proximal[at] - batch.behavior[source]).abs().mean()
-            here, there = ((batch.proximal[i] - batch.behavior[i]).abs().mean() for i in (at, source))
-            if float(apart) < ELSEWHERE * float(min(here, there)) and (best is None or apart < best[0]):
-                best = float(apart), index, _restored(batch, at, source)
+    for index, at, source in _orders(batch, some):
+        moved = (at != source) & batch.finite[at] & batch.finite[source]
+        at, source = at[moved], source[moved]
+        if len(at) < LEAST:
+            continue
+        apart = float((batch.proximal[at] - batch.behavior[source]).abs().mean())
+        least = min(float(distance[at].mean()), float(distance[source].mean()))
+        if apart < ELSEWHERE * least and (best is None or apart < best[0]):
+            best = apart, index, _restored(batch, at, source)
     return None if best is None else best[1:]
 
 
-def _orders(batch: _Batch, layout: Layout, some: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the place of some tokens, and the place of the token whose log-prob each of them has.
+def _orders(batch: _Batch, some: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yields a layout, the place of some tokens, and the place of the token whose log-prob each of them has.
 
     Chunks may be as even as possible, or equal after padding, and a log-prob may lie in the row of its own
-    token or of the one before.
+    token or of the one before. An order that another one equals comes once.
     """
-    for shift, is_even in product((1,) if layout.text == "response" else (1, 0), (False, True)):
-        rows, sizes, begins = batch.rows(layout.text, shift)
-        source = _source(rows[some], sizes[some], layout.order, is_even=is_even) + begins[some]
-        known = rows + begins
-        place = torch.searchsorted(known, source).clamp(max=len(known) - 1)
-        is_response = known[place] == source
-        yield some[is_response], place[is_response]
+    rows_of = functools.cache(batch.rows)
+    for index, layout in enumerate(LAYOUTS):
+        if layout.text == "micro-batch" and len(batch.lengths) == 1:
+            continue  # its text is that of the sample
+        for shift, is_even in product((1,) if layout.text == "response" else (1, 0), (False, True)):
+            rows, sizes = rows_of(layout.text, shift)
+            if is_even and not (sizes % (2 * layout.cp)).any():
+                continue  # nothing is padded
+            source = _source(rows[some], sizes, layout.order, is_even=is_even)
+            place = torch.searchsorted(rows, source).clamp(max=len(rows) - 1)
+            is_response = rows[place] == source
+            yield index, some[is_response], place[is_response]
 
 
 def _source(rows: Tensor, sizes: Tensor, order: Tensor, *, is_even: bool) -> Tensor:
     """Returns the row from which the value of each row was taken, [T].
 
     Args:
-        rows, sizes: [T] row of each token in its text, and the rows of that text.
+        rows: [T] rows, counted over all texts.
+        sizes: [S] number of rows of each text.
         order: [K] the chunk that is found at each place.
         is_even: whether the first chunks are one row longer than the last; else the text is padded.
     """
     count = len(order)
     each = sizes // count if is_even else (sizes + count - 1) // count
     longer = sizes % count if is_even else torch.zeros_like(sizes)
-    chunks = torch.arange(count)
-    lengths = each[:, None] + (chunks < longer[:, None])
+    lengths = each[:, None] + (torch.arange(count) < longer[:, None])
     starts = lengths.cumsum(1) - lengths
-    joined = lengths[:, order].cumsum(1) - lengths[:, order]
-    at = ((rows[:, None] >= joined).sum(1) - 1)[:, None]
-    return starts.gather(1, order[at]).squeeze(1) + rows - joined.gather(1, at).squeeze(1)
+    lengths, starts = lengths[:, order], starts[:, order]
+    joined = lengths.cumsum(1) - lengths
+    # Padding ends a text, and the next text begins where this one's rows end.
+    edges = (sizes.cumsum(0) - sizes)[:, None] + joined.minimum(sizes[:, None])
+    chunk = torch.searchsorted(edges.flatten(), rows, right=True) - 1
+    return rows + (starts - joined).flatten()[chunk]
 
 
 def _restored(batch: _Batch, at: Tensor, source: Tensor) -> Tensor:
