@@ -148,7 +148,9 @@ def whole_prompts(d: Diagnosis) -> Prompts | None:
     count, low, high = table.unbind(1)
     size = count.sum(1) / high.sum(1).clamp_min(1)
     best: Prompts | None = None
-    for cut in range(1, SIZES):
+    highest, lowest = high.sum(0).cumsum(0)[:-1], low.sum(0).flip(0).cumsum(0).flip(0)[1:]
+    are_some = (PROMPTS <= lowest) & (lowest <= highest)
+    for cut in (are_some.nonzero()[:, 0] + 1).tolist():
         near, far = high[:, :cut].sum(1), low[:, cut:].sum(1)
         beside = far[far <= MOST * high.sum(1)].sum()
         mixed = high.sum(1) - near - far
@@ -169,12 +171,7 @@ def whole_prompts(d: Diagnosis) -> Prompts | None:
 def _are_apart(prompts: Prompts, sizes: Tensor, cut: int) -> bool:
     """Returns whether both kinds are far apart, and prompts decide the kind."""
     (n, _, _), (m, far, k3) = prompts.kinds.near, prompts.kinds.far
-    if (
-        prompts.far < PROMPTS
-        or prompts.far > prompts.near
-        or not n
-        or prompts.mixed > FEWER * prompts.expected
-    ):
+    if not n or prompts.mixed > FEWER * prompts.expected:
         return False
     bins = torch.arange(SIZES).double()
     apart = bins[cut:] @ sizes[cut:, 0] / m - bins[:cut] @ sizes[:cut, 0] / n
