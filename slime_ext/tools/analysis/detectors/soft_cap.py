@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from slime_ext.tools.analysis.detectors.shared.ages import Lag, lag
-from slime_ext.tools.analysis.detectors.shared.bends import bend
+from slime_ext.tools.analysis.detectors.shared.bends import bend, has_contexts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_fit
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -50,8 +50,8 @@ TITLES = {
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds log-ratios after the same text that bend with the logit."""
+    need(has_contexts(d), "three different tokens after the same text, in 24 contexts")
     fit = bend(d)
-    need(fit, "three different tokens after the same text, in 24 contexts")
     if fit is None or not fit.is_bent or lag(d) is Lag.EXPLAINS:
         return None
     share = min(max(1 - (fit.bent / fit.before) ** 2, 0.0), 1.0) if fit.before else 0.0

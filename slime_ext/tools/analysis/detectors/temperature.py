@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from slime_ext.tools.analysis.detectors.shared.ages import UNTOLD, Lag, lag
-from slime_ext.tools.analysis.detectors.shared.bends import Bend, bend
+from slime_ext.tools.analysis.detectors.shared.bends import Bend, bend, has_contexts
 from slime_ext.tools.analysis.detectors.shared.contexts import Contexts
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import VALUES, explained_by_fit
@@ -117,4 +117,4 @@ def _of_some_prompts(fit: Bend) -> Figures:
 
 def _has_shared_texts(d: Diagnosis) -> bool:
     """Returns whether tokens after the same text tell a temperature from a soft cap."""
-    return bend(d) is not None or (not d.of(Contexts).rows and float(d.of(Twice).sums[0]) > 0)
+    return has_contexts(d) or (not d.of(Contexts).rows and float(d.of(Twice).sums[0]) > 0)

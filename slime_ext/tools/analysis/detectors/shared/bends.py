@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.detectors.shared.contexts import LARGEST, Contexts
+from slime_ext.tools.analysis.detectors.shared.contexts import LARGEST, Context, Contexts
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 ROWS, FEWEST = 400, 24  # contexts that are fitted; tokens beyond two of each context
@@ -71,7 +71,7 @@ class Bend(NamedTuple):
         Each context only chooses between two factors, but a soft cap fits a number to each.
         """
         is_less = self.mixed <= BENT * self.straight and self.mixed <= self.bent
-        return is_less and self.straight > MATTERS and SOME <= self.share <= 1 - SOME
+        return is_less and SOME <= self.share <= 1 - SOME
 
     @property
     def is_bent(self) -> bool:
@@ -79,16 +79,31 @@ class Bend(NamedTuple):
         if self.is_mixed:
             return False
         is_less = self.bent <= BENT * self.straight and self.usual_bent <= USUAL_BENT * self.usual_straight
-        return is_less and min(self.straight, self.usual_straight) > MATTERS
+        return is_less and self.usual_straight > MATTERS
+
+
+def has_contexts(d: Diagnosis) -> bool:
+    """Returns whether enough samples share a context to tell a soft cap from a temperature."""
+    return _beyond_two(_contexts(d)) >= FEWEST
 
 
 def bend(d: Diagnosis) -> Bend | None:
-    """Returns both fits; None if too few samples share a context."""
+    """Returns both fits; None if too few samples share a context, or if a temperature leaves too little."""
+    return _fits(_contexts(d)) if has_contexts(d) else None
+
+
+def _contexts(d: Diagnosis) -> list[Context]:
     rows = d.of(Contexts).rows
-    rows = rows[:: max(-(-len(rows) // ROWS), 1)]
-    beyond = sum(len(sampler) - 2 for sampler, _ in rows)
-    if beyond < FEWEST:
-        return None
+    return rows[:: max(-(-len(rows) // ROWS), 1)]
+
+
+def _beyond_two(rows: list[Context]) -> int:
+    """Returns the number of tokens beyond two of each context."""
+    return sum(len(sampler) - 2 for sampler, _ in rows)
+
+
+def _fits(rows: list[Context]) -> Bend | None:
+    beyond = _beyond_two(rows)
     sampler, trainer = (
         torch.tensor([[*row[side], *[torch.nan] * (LARGEST - len(row[side]))] for row in rows]).double()
         for side in (0, 1)
@@ -100,13 +115,16 @@ def bend(d: Diagnosis) -> Bend | None:
     before = float((y - x).square().sum() / free) ** 0.5
     slope = _slope(x[known], y[known])
     of_line = (y - slope * x).square().sum(1)
+    straight = float(of_line.sum() / free) ** 0.5
+    if not straight > MATTERS:
+        return None
     fits = [
         (_residual(function, cap, sampler, y, known), side, cap)
         for side, function in BENDS.items()
         for cap in CAPS
     ]
     of_cap, side, cap = min(fits, key=lambda fit: float(fit[0].sum()))
-    bent, straight = (float(x.sum() / n) ** 0.5 for x, n in ((of_cap, beyond), (of_line, free)))
+    bent = float(of_cap.sum() / beyond) ** 0.5
     usual = (float((x / (count - n)).median()) ** 0.5 for x, n in ((of_cap, 2), (of_line, 1)))
     of_two, factor, share = _two_factors(x, y)
     mixed = float(of_two / free) ** 0.5
