@@ -6,7 +6,6 @@ computation is over packed tokens.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass
@@ -251,9 +250,8 @@ def _packed(columns: Columns) -> dict[str, numpy.ndarray] | None:
     for row in (row for row in PER_TOKEN if row.one in columns):
         values = columns[row.one]
         if set(map(type, values)) == {list} and list(map(len, values)) == lengths:
-            with suppress(TypeError, OverflowError):  # one of many values is no number
-                code = "q" if row.dtype == torch.int64 else "f"
-                packed[row.one] = numpy.array(array(code, list(chain.from_iterable(values))))
+            with suppress(*NO_NUMBERS):  # one of many values is no number
+                packed[row.one] = as_array(list(chain.from_iterable(values)), row.dtype)
                 continue
         try:
             arrays = [None if value is None else as_array(value, row.dtype) for value in values]
