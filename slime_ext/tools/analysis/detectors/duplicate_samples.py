@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,14 +34,19 @@ class Prints(NamedTuple):
 class Fingerprints(Measure):
     """The fingerprints of all samples of the run that have a response."""
 
+    takes_joined: ClassVar[bool] = True
+
     prints: list[Prints] = field(default_factory=list)
 
     def add(self, part: DumpedRollout) -> None:
-        self.prints.append(fingerprints(part))
+        counts = [one.count for one in part.rollouts]
+        columns = [column.split(counts) for column in (*fingerprints(part), part.responding)]
+        for one, (*prints, there) in zip(part.rollouts, zip(*columns, strict=True), strict=True):
+            self.prints.append(Prints(one.rollout_id, *(column[there] for column in prints)))
 
 
-def fingerprints(part: DumpedRollout) -> Prints:
-    """Returns the fingerprints of the samples of a part that have a response."""
+def fingerprints(part: DumpedRollout) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the last three fields of ``Prints`` for all samples of a part, [S] each."""
     behavior = part.compared(part.behavior)
     (surprise,) = part.sums([-behavior])
     tokens = behavior.view(torch.int32).long()
@@ -55,8 +60,7 @@ def fingerprints(part: DumpedRollout) -> Prints:
     prints = {text: zlib.crc32(text.encode()) for text in set(texts)}  # samples of a group share a prompt
     prompts = torch.tensor([prints[text] for text in texts], dtype=torch.int64)
     samples = sums[ends] - sums[ends - torch.tensor(part.lengths)]
-    there = part.responding
-    return Prints(part.rollout_id, samples[there], prompts[there], surprise[there].float())
+    return samples, prompts, surprise.float()
 
 
 DETECTOR = Detector(

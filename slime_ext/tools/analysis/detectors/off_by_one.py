@@ -27,6 +27,7 @@ class Shifts(Measure):
     undone, [2].
     """
 
+    takes_joined: ClassVar[bool] = True
     version: ClassVar[int] = 2
 
     sums: Tensor = field(default_factory=lambda: zeros(len(SHIFTS), 4))
@@ -34,14 +35,15 @@ class Shifts(Measure):
     k3: Tensor = field(default_factory=lambda: zeros(2))
 
     def add(self, part: DumpedRollout) -> None:
-        self.sums += shifts_of(part).sums
-        self.sequences += shifts_of(part).explained.sum(1)
-        shifts = shifts_of(part).shifts
-        back = aligned(part, shifts) if shifts.any() else part
-        both = part.finite & back.finite
-        sides = [part.columns[-1, both].sum()]
-        sides.append(sides[0] if back is part else back.columns[-1, both].sum())
-        self.k3 += torch.stack(sides)
+        tested = shifts_of(part)
+        for sums in tested.sums:
+            self.sums += sums
+        self.sequences += tested.explained.sum(1)
+        back = aligned(part, tested.shifts) if tested.shifts.any() else part
+        sides = part.columns[-1], back.columns[-1], part.finite & back.finite
+        for near, undone, both in zip(*map(part.by_rollout, sides), strict=True):
+            recorded = near[both].sum()
+            self.k3 += torch.stack([recorded, recorded if back is part else undone[both].sum()])
 
 
 DETECTOR = Detector(

@@ -65,6 +65,8 @@ class Exchanged(Measure):
         apart: sum of k3 over all samples that are far off and not related.
     """
 
+    takes_joined: ClassVar[bool] = True
+
     tried: int = 0
     places: Tensor = field(default_factory=lambda: zeros(3))
     sums: Tensor = field(default_factory=lambda: zeros(RESTORED))
@@ -72,10 +74,13 @@ class Exchanged(Measure):
     apart: float = 0.0
 
     def add(self, part: DumpedRollout) -> None:
+        if relation_of(part).unrelated.any():
+            for one in part.rollouts:
+                self._add(one)
+
+    def _add(self, part: DumpedRollout) -> None:
         relation = relation_of(part)
         unrelated = relation.unrelated
-        if not unrelated.any():
-            return
         count, *_, near = part.columns
         sums = part.sums([count, near])
         self.apart += float(sums[1, relation.apart & ~relation.related].sum())
@@ -170,6 +175,8 @@ class Moved(Measure):
         apart: sum of k3 over all samples that are far off and not related.
     """
 
+    takes_joined: ClassVar[bool] = True
+
     tried: int = 0
     places: Counter[int] = field(default_factory=Counter)
     sums: Tensor = field(default_factory=lambda: zeros(RESTORED))
@@ -177,9 +184,13 @@ class Moved(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         relation = relation_of(part)
+        if (relation.apart & ~relation.related).any():
+            for one in part.rollouts:
+                self._add(one)
+
+    def _add(self, part: DumpedRollout) -> None:
+        relation = relation_of(part)
         which = relation.apart & ~relation.related
-        if not which.any():
-            return
         near = part.columns[-1]
         self.apart += float(part.sums([near])[0, which].sum())
         lengths = torch.tensor(part.lengths)

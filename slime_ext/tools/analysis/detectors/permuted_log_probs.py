@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,12 +31,14 @@ WINDOW, LONGEST, DOUBT, ELSEWHERE = 6, 512, 0.3, 0.2
 class Windows(Measure):
     """Number of far windows in unrelated samples, and of those that fit elsewhere in their sample, [2]."""
 
+    takes_joined: ClassVar[bool] = True
+
     counts: Tensor = field(default_factory=lambda: zeros(2))
 
     def add(self, part: DumpedRollout) -> None:
-        unrelated = relation_of(part).unrelated
-        if unrelated.any():
-            self.counts += _moved(part, unrelated.nonzero()[:TRIED, 0])
+        if relation_of(part).unrelated.any():
+            for one in part.rollouts:
+                self.counts += _moved(one, relation_of(one).unrelated.nonzero()[:TRIED, 0])
 
 
 def _moved(part: DumpedRollout, which: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ PARTS = ("start of the first turn", "rest of the first turn", "start of later tu
 class PartsOfTurns(Measure):
     """Sums by part of a turn (PARTS) and bin of -log behavior, [PARTS, SURPRISES, 4]."""
 
+    takes_joined: ClassVar[bool] = True
     version: ClassVar[int] = 2
 
     table: Tensor = field(default_factory=lambda: zeros(len(PARTS), SURPRISES, 4))

@@ -23,6 +23,7 @@ class Turns(Measure):
     ``far`` is the number and sum of k3 of the tokens in turns that are FAR off, [2].
     """
 
+    takes_joined: ClassVar[bool] = True
     version: ClassVar[int] = 2
 
     turns: int = 0
@@ -32,14 +33,22 @@ class Turns(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         self.turns += int(part.segments.turn_ids[-1:].sum())
-        self.moved += moved_turns(part)
-        if part.size:
-            rows = [part.columns[i] for i in (0, 1, 5)]
-            turns = tabulated(part.segments.turn_ids, rows, int(part.segments.turn_ids[-1]) + 1)
-            self.far += turns[turns[:, 1] > FAR * turns[:, 0]][:, [0, 2]].sum(0)
+        if len(_far_turns(part)):
+            for one in part.rollouts:
+                self.moved += moved_turns(one)
+                self.far += _far_turns(one).sum(0)
 
     def close(self, rollout: DumpedRollout) -> None:
         self.retold += rollout.retold
+
+
+def _far_turns(part: DumpedRollout) -> Tensor:
+    """Returns the number of tokens and the sum of k3 of each turn that is FAR off, [turns, 2]."""
+    if not part.size:
+        return zeros(0, 2)
+    rows = [part.columns[i] for i in (0, 1, 5)]
+    turns = tabulated(part.segments.turn_ids, rows, int(part.segments.turn_ids[-1]) + 1)
+    return turns[turns[:, 1] > FAR * turns[:, 0]][:, [0, 2]]
 
 
 DETECTOR = Detector(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from slime_ext.tools.analysis.document import Curve, Moment, Numbers
 from slime_ext.tools.analysis.measures import versions
 from slime_ext.tools.analysis.measures.by_sample import BySample
@@ -58,18 +60,24 @@ class Diagnosis(Additive):
             if collector.takes_joined:
                 collector.add(rollout)
         rollout.share()
-        for one in rollout.joined:
-            self._add(one, [collector for collector in collectors if not collector.takes_joined])
+        others = [collector for collector in collectors if not collector.takes_joined]
+        shifts = shifts_of(rollout).shifts.split([one.count for one in rollout.joined])
+        for one, of_one in zip(rollout.joined, shifts, strict=True):
+            self._add(one, others, of_one)
 
-    def _add(self, rollout: DumpedRollout, collectors: Sequence[Any]) -> None:
-        """Adds a rollout, part by part, so that temporary tensors stay small."""
+    def _add(self, rollout: DumpedRollout, collectors: Sequence[Any], shifts: Tensor | None = None) -> None:
+        """Adds a rollout, part by part, so that temporary tensors stay small.
+
+        Args:
+            shifts: [S] those of ``shifts_of``; None: not known yet.
+        """
         sums, of_rollout, of_version = Sums(), RolloutSums(), defaultdict(float)
         for part in rollout.parts():
             for collector in (sums, of_rollout, *collectors):
                 collector.add(part)
             if part.versions is not None:
-                shifts = shifts_of(part).shifts
-                in_place = aligned(part, shifts) if shifts.any() else part
+                moved = shifts_of(part).shifts if shifts is None else shifts
+                in_place = aligned(part, moved) if moved.any() else part
                 for version, of_part in by_version(in_place).items():
                     of_version[version] += of_part
         errors = self.samples.close(rollout)

@@ -59,7 +59,7 @@ class Shifted(NamedTuple):
     """The test of each shift on one part.
 
     Attributes:
-        sums: [SHIFTS, 4], ``shifted_sums`` over all samples.
+        sums: [R, SHIFTS, 4], ``shifted_sums`` over all samples, of each joined rollout or of the part alone.
         explained: [SHIFTS, S] bool, the samples that a shift explains.
         shifts: [S] int64, how many tokens away the log-probs of each sample are; 0: no shift.
     """
@@ -73,11 +73,14 @@ class Shifted(NamedTuple):
 def shifts_of(part: DumpedRollout) -> Shifted:
     """Returns the test of each shift on a part."""
     tests = [shifted_sums(part, shift) for shift in SHIFTS]
-    sums = torch.stack([one.sum(1) for one, _ in tests])
+    counts = [one.count for one in part.rollouts]
+    by_rollout = [[s.sum(1) for s in of_samples.split(counts, 1)] for of_samples, _ in tests]
+    sums = torch.stack([torch.stack(of_shift) for of_shift in by_rollout], 1)
     shifts = torch.zeros(part.count, dtype=torch.int64)
-    for shift, of_all, (_, is_explained) in zip(SHIFTS, sums, tests, strict=True):
-        if explains(of_all):
-            shifts[:] = shift
+    for i, (shift, (_, is_explained)) in enumerate(zip(SHIFTS, tests, strict=True)):
+        for of_all, of_rollout in zip(sums[:, i], shifts.split(counts), strict=True):
+            if explains(of_all):
+                of_rollout[:] = shift
         shifts[is_explained] = shift
     return Shifted(sums, torch.stack([is_explained for _, is_explained in tests]), shifts)
 
@@ -106,12 +109,6 @@ def aligned(part: DumpedRollout, shifts: Tensor) -> DumpedRollout:
 
 def moved_turns(part: DumpedRollout) -> int:
     """Returns in how many turns only a later part fits log-probs a few tokens away."""
-    if not part.size:
-        return 0
-    turns = part.segments.turn_ids
-    count, distance = tabulated(turns, part.columns[:2], int(turns[-1]) + 1).unbind(1)
-    if not (distance > FAR * count).any():  # saves time, because most parts have no far turn
-        return 0
     return max(_moved(part, shift) for shift in SHIFTS)
 
 

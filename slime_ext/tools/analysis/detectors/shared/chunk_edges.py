@@ -7,7 +7,7 @@ are rolled within a chunk, that position scores a token of its chunk instead.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class ChunkEdges(Measure):
     The first table is of sequences that are split evenly, the second of those padded to equal chunks.
     """
 
+    takes_joined: ClassVar[bool] = True
+
     sums: Tensor = field(default_factory=lambda: zeros(2, len(CHUNKS), COLUMNS))
 
     def add(self, part: DumpedRollout) -> None:
@@ -50,11 +52,14 @@ class ChunkEdges(Measure):
         # ``whole % chunks`` chunks have one token more.
         even = size[:, INDEX] * NUMBERS + longer[:, INDEX].minimum(NUMBERS)
         padded = (size + (longer > 0))[:, INDEX] * NUMBERS
+        rows = torch.stack(clipped(part), 1)  # the numbers of a token are next to each other, and read as one
+        counts = [one.count for one in part.rollouts]
         for table, first in zip(self.sums, (even, padded), strict=True):
             is_response = (first < whole) & (first >= prompts.clamp(min=1))
             at = (ends - whole + first).clamp(0, part.size - 1)
-            sums = [(column[at] * is_response).sum(0) for column in clipped(part)]
-            table.index_add_(0, INDEX, torch.stack(sums, 1))
+            for tokens, is_counted in zip(at.split(counts), is_response.split(counts), strict=True):
+                values = rows.index_select(0, tokens.view(-1)).mul_(is_counted.view(-1, 1))
+                table.index_add_(0, INDEX, values.view(len(tokens), -1).sum(0).view(-1, COLUMNS))
 
 
 class Edges(NamedTuple):

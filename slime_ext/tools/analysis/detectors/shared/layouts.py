@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, product
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,14 +66,16 @@ class Layouts(Measure):
         sums: [LAYOUTS, RESTORED] of micro-batches that fit best in each layout.
         tried: number of micro-batches that were tested.
         far: sum of k3 over all micro-batches that are far off, nats.
-        open: position, whether it is far off, number of tokens and sum of k3 of each sample of the rollout
-            that is being read.
+        open: [n, 3] whether it is far off, number of tokens and sum of k3 of each sample of the rollouts that
+            are being read, in their order.
     """
+
+    takes_joined: ClassVar[bool] = True
 
     sums: Tensor = field(default_factory=lambda: zeros(len(LAYOUTS), RESTORED))
     tried: int = 0
     far: float = 0.0
-    open: list[tuple[int, bool, float, float]] = field(default_factory=list)
+    open: Tensor = field(default_factory=lambda: zeros(0, 3))
 
     @property
     def fit(self) -> int | None:
@@ -84,13 +86,15 @@ class Layouts(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         relation = relation_of(part)
-        count, *_, near = part.sample_sums.tolist()
-        self.open += zip(
-            part.positions, (relation.apart & ~relation.related).tolist(), count, near, strict=True
-        )
+        count, *_, near = part.sample_sums
+        is_far = (relation.apart & ~relation.related).double()
+        self.open = torch.cat([self.open, torch.stack([is_far, count, near], 1)])
 
     def close(self, rollout: DumpedRollout) -> None:
-        samples, self.open = {position: rest for position, *rest in self.open}, []
+        rows, self.open = self.open[: rollout.count], self.open[rollout.count :]
+        if not rows[:, 0].any():
+            return
+        samples = dict(zip(rollout.positions, rows.tolist(), strict=True))
         if sum(is_far for is_far, *_ in samples.values()) <= SOME * len(samples):
             return
         far = []

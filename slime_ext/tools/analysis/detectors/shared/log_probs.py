@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
@@ -22,6 +23,8 @@ KINDS = 8  # sentinels of which a part of a rollout keeps the counts
 class Recorded(Measure):
     """Sequences without any log-prob of the sampler, sequences that lack some, and odd values."""
 
+    takes_joined: ClassVar[bool] = True
+
     silent: int = 0
     partial: int = 0
     positive: int = 0  # tokens with a value above 0
@@ -36,9 +39,11 @@ class Recorded(Measure):
         self.partial += int((lacking & some).sum())
         self.positive += count_true(positive)
         is_low = part.mask & (part.behavior <= LOWEST) & (part.behavior > -torch.inf)
-        values, counts = part.behavior[is_low].unique(return_counts=True)
-        most = Counter(dict(zip(values.tolist(), counts.tolist(), strict=True))).most_common(KINDS)
-        self.sentinels.update(dict(most))
+        if is_low.any():
+            both = zip(part.by_rollout(part.behavior), part.by_rollout(is_low), strict=True)
+            for values, counts in (b[low].unique(return_counts=True) for b, low in both):
+                most = Counter(dict(zip(values.tolist(), counts.tolist(), strict=True))).most_common(KINDS)
+                self.sentinels.update(dict(most))
 
 
 def sentinels(d: Diagnosis) -> Figures:

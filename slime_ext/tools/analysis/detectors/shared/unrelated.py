@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -20,6 +20,8 @@ TRIED = 64  # unrelated samples of a part that are looked at further
 @dataclass
 class Unrelated(Measure):
     """Numbers of samples: with a correlation of both sides' log-probs, with a low one, with a high one."""
+
+    takes_joined: ClassVar[bool] = True
 
     correlated: int = 0
     unrelated: int = 0
