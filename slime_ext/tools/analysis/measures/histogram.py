@@ -20,11 +20,11 @@ class Histogram:
     """Counts of numbers by bin. Histograms of several processes add up.
 
     Args:
-        counts: [BINS.size] by key.
+        counts: [BINS.size] by key; empty before the first value, because it takes 1 MB.
         smallest, largest: the extremes, exact.
     """
 
-    counts: Tensor = field(default_factory=lambda: torch.zeros(BINS.size, dtype=torch.int64))
+    counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     smallest: float = float("inf")
     largest: float = float("-inf")
 
@@ -33,6 +33,8 @@ class Histogram:
         if values.numel():
             keys = BINS.keys(values)
             first, last = (int(key) for key in keys.aminmax())
+            if not len(self.counts):
+                self.counts = torch.zeros(BINS.size, dtype=torch.int64)
             # Values that are close to each other have few of the 131,072 keys.
             self.counts[first : last + 1] += torch.bincount(keys.sub_(first), minlength=last + 1 - first)
             low, high = values.aminmax()
@@ -40,7 +42,10 @@ class Histogram:
 
     def merge(self, other: Histogram) -> None:
         """Adds the counts of other values."""
-        self.counts += other.counts
+        if not len(self.counts):
+            self.counts = other.counts.clone()
+        elif len(other.counts):
+            self.counts += other.counts
         self.smallest = min(self.smallest, other.smallest)
         self.largest = max(self.largest, other.largest)
 
@@ -85,8 +90,10 @@ class Histogram:
 
         The ends are within the extremes.
         """
+        if not len(self.counts):
+            return []
         joined = self.counts.view(BARS.size, -1).sum(1)
         counts = BARS.ordered(joined).tolist()
         held = [i for i, count in enumerate(counts) if count]
-        bars = [(*BARS.edges(i), counts[i]) for i in range(held[0], held[-1] + 1)] if held else []
+        bars = [(*BARS.edges(i), counts[i]) for i in range(held[0], held[-1] + 1)]
         return [(max(low, self.smallest), min(high, self.largest), n) for low, high, n in bars]
