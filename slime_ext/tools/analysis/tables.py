@@ -97,7 +97,8 @@ def run_begins(*keys: Tensor) -> Tensor:
 
 def _is_begin(*keys: Tensor) -> numpy.ndarray:
     """Returns whether a run of equal entries begins at each place, [N] bool."""
-    is_begin = numpy.ones(len(keys[0]), dtype=bool)
+    is_begin = numpy.empty(len(keys[0]), dtype=bool)
+    is_begin[:1] = True
     first, *others = (key.numpy() for key in keys)
     numpy.not_equal(first[1:], first[:-1], out=is_begin[1:])
     for key in others:
@@ -140,9 +141,10 @@ def in_order(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 def run_sums(rows: Sequence[Tensor] | Tensor, begins: Tensor) -> Tensor:
     """Returns the sums of K rows [N] over the runs that begin at ``begins``, [K, runs]."""
-    if not len(begins):
-        return zeros(len(rows), 0)
-    return torch.stack([torch.from_numpy(numpy.add.reduceat(r.numpy(), begins.numpy())) for r in rows])
+    sums, at = numpy.empty((len(rows), len(begins))), begins.numpy()
+    for row, of_row in zip(rows, sums, strict=True) if len(begins) else ():
+        numpy.add.reduceat(row.numpy(), at, out=of_row)
+    return torch.from_numpy(sums)
 
 
 def bins_of(values: Tensor, size: int) -> Tensor:
@@ -163,7 +165,7 @@ def tabulated(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tens
     if LONG_RUNS * runs < len(index):
         begins = torch.from_numpy(numpy.flatnonzero(is_begin))
         index, rows = index[begins], run_sums(rows, begins)
-    return _scattered(index.long(), rows, size + 1)[:, :size].T.contiguous()
+    return torch.from_numpy(numpy.ascontiguousarray(_scattered(index.long(), rows, size + 1)[:, :size].T))
 
 
 def tabulated_apart(
@@ -187,8 +189,8 @@ def tabulated_apart(
     if True in has_runs:
         begins = run_begins(index)
         index, rows = index[begins], run_sums(rows, begins)
-    sums = _scattered(index, rows, len(counts) * (size + 1)).view(len(rows), len(counts), size + 1)
-    return sums[..., :size].permute(1, 2, 0)
+    sums = torch.from_numpy(_scattered(index, rows, len(counts) * (size + 1)))
+    return sums.view(len(rows), len(counts), size + 1)[..., :size].permute(1, 2, 0)
 
 
 @lru_cache(4)  # tokens and samples of the rollouts that are being read
@@ -197,14 +199,17 @@ def _stretches(counts: tuple[int, ...]) -> Tensor:
     return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
 
 
-def _scattered(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tensor:
-    """Returns the sums of K rows [N] by the index [N] of each column, [K, size]."""
-    table = zeros(len(rows), size)
+def _scattered(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> numpy.ndarray:
+    """Returns the sums of K rows [N] by the index [N] of each column, [K, size].
+
+    The table is an array, because assigning a row of a small one takes a tenth of the time of a tensor's.
+    """
+    table = numpy.zeros((len(rows), size))
     pairs = rows.pairs if isinstance(rows, Rows) else {}
     for (first, second), pair in pairs.items():
-        sums = torch.zeros(size, dtype=torch.complex128).scatter_add_(0, index, pair)
+        sums = torch.zeros(size, dtype=torch.complex128).scatter_add_(0, index, pair).numpy()
         table[first], table[second] = sums.real, sums.imag
     alone = set(range(len(rows))).difference(chain.from_iterable(pairs))
-    for i in alone:
-        table[i].scatter_add_(0, index, rows[i].double())  # in half the time of bincount
+    for i in alone:  # scatter_add_ takes half the time of bincount
+        torch.from_numpy(table[i]).scatter_add_(0, index, rows[i].double())
     return table
