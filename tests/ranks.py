@@ -15,18 +15,6 @@ from typing import Any
 import torch
 
 GROUP = "miles-wheel"  # of xdist: one worker has the server of all ranks, and the tests of that host
-# Imported once, by the server that every rank is forked from: a rank starts in milliseconds, not in seconds.
-_PRELOAD = [
-    "torch",
-    "megatron.core.distributed",
-    "megatron.core.models.gpt.gpt_layer_specs",
-    "megatron.core.pipeline_parallel",
-    "ray",
-    "transformers.models.qwen3.modeling_qwen3",
-    "transformers.models.qwen3_moe.modeling_qwen3_moe",
-    "slime_ext.tis",
-    "slime_ext_cpu.stand_ins.layers",
-]
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 120.0) -> list[Any]:
@@ -61,7 +49,7 @@ def server() -> multiprocessing.context.ForkServerContext:
     """Returns the context whose processes are forks of the server, which has imported what ranks need."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the server when it starts
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context.set_forkserver_preload(["tests.preloaded"])
     return context
 
 

@@ -1,0 +1,17 @@
+"""Imports what ranks need once, in the server that they are forked from."""
+
+from slime_ext.tools.collection import importing
+
+with importing("torch"):  # a fork would visit all these objects again and again
+    import megatron.core.distributed
+    import megatron.core.models.gpt.gpt_layer_specs
+    import megatron.core.pipeline_parallel
+    import ray
+    import torch
+    import transformers.models.qwen3.modeling_qwen3
+    import transformers.models.qwen3_moe.modeling_qwen3_moe
+
+    import slime_ext.tis
+    import slime_ext_cpu.stand_ins.layers
+
+__all__ = ["megatron", "ray", "slime_ext", "slime_ext_cpu", "torch", "transformers"]
