@@ -3,20 +3,21 @@
 Ray is not among them, because it reads the environment while it is imported.
 """
 
-import gc
 import multiprocessing
 import os
 from multiprocessing import context, forkserver, resource_tracker, spawn
 from pathlib import Path
 
-import megatron.training
-import numpy as np
-import pandas
-import sglang.launch_server
-import sglang.srt.entrypoints.http_server
-import transformers
-
+from slime_ext.tools.collection import importing
 from slime_ext_cpu import fork_server
+
+with importing("torch"):  # otherwise each garbage collection in a fork visits these objects, for a second
+    import megatron.training
+    import numpy as np
+    import pandas
+    import sglang.launch_server
+    import sglang.srt.entrypoints.http_server
+    import transformers
 
 __all__ = ["megatron", "pandas", "sglang", "transformers"]
 _choose, _prepare = multiprocessing.set_start_method, spawn.prepare
@@ -44,5 +45,3 @@ multiprocessing.set_start_method, spawn.prepare = set_start_method, prepare
 context._concrete_contexts["spawn"] = context._concrete_contexts["forkserver"]  # Megatron-LM asks for it
 forkserver._forkserver.ensure_running = resource_tracker.ensure_running  # forks ask the same server
 fork_server.send_environment()
-gc.collect()
-gc.freeze()  # otherwise each garbage collection in a fork visits all these objects, which takes a second
