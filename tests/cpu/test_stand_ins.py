@@ -82,6 +82,8 @@ NEEDS = {
 # One interpreter and its forks, because importing torch, Megatron and SGLang takes 8 s. A fork leaves some
 # stand-ins out before the interpreter installs them, and before it imports a module that they change.
 EACH = """
+import gc
+gc.disable()  # imports leave no cycles, and its searches take 3 s
 import importlib, json, os, sys
 from slime_ext_cpu import stand_ins
 
