@@ -16,7 +16,7 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and an a
 
 import pytest
 
-gc.disable()  # until all tests are collected: imports make no cycles, and the search takes a quarter of the time
+gc.disable()  # until all tests are collected: imports make no cycles, and the search takes a quarter of them
 
 # A suite in the background of a script starts with SIGINT ignored, and so would the runs that it starts.
 with contextlib.suppress(ValueError):  # not in the main thread
