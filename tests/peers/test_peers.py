@@ -18,6 +18,7 @@ from slime_ext.adapters import seam
 from slime_ext.adapters import skyrl as skyrl_adapter
 from slime_ext.adapters import verl as adapter
 from slime_ext.core.correction import Correction
+from slime_ext.tools.convert import CONVERTED
 from slime_ext.tools.releases import PEERS as RELEASES
 from slime_ext.tools.releases import newest
 from tests import releases
@@ -50,6 +51,28 @@ def test_the_table_of_releases_has_what_runs_here_and_the_pages_name_it():
     assert [each for each in versions.values() if each[0] not in page] == []
     assert metadata.version("sglang") == newest()["sglang"].version
     assert metadata.version("miles-rl") == newest()["miles-rl"].version
+
+
+FLAT = {  # a system whose correction lies among all other settings -> the class of its arguments, and a block
+    "trl": (
+        "trl/trainer/grpo_config.py",
+        {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"},
+    ),
+    "ms_swift": ("swift/rlhf_trainers/args_mixin.py", {"rollout_importance_sampling_mode": "token_truncate"}),
+}
+
+
+@pytest.mark.parametrize("system", FLAT)
+def test_a_whole_configuration_is_read_as_its_own_system(capsys, tmp_path, system):
+    """With the names of all fields that the package's arguments have, of which some belong to others, too."""
+    place, block = FLAT[system]
+    release = next(each for each in RELEASES if each.distribution.replace("-", "_") == system)
+    fields = wheels.fields_of(wheels.folder(release.distribution, release.version) / place)
+    whole = (
+        dict.fromkeys(fields) | dict(CONVERTED[system].defaults) | {"beta": 0.04, "use_vllm": True} | block
+    )
+    status, out, err = run(capsys, "convert", "--from", system, written(tmp_path / "a.yaml", whole))
+    assert (status, err) == (0, "") and "- reweight: {level: token}\n  - truncate:" in out
 
 
 def test_a_newer_release_is_reported_with_the_functions_that_changed(monkeypatch):

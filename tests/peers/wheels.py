@@ -77,6 +77,13 @@ def take(file: Path, *names: str, decorated: bool = False, **scope: Any) -> type
     return types.SimpleNamespace(**{name: scope[name] for name in names})
 
 
+def fields_of(file: Path) -> list[str]:
+    """Returns the names of the fields that the classes of a file declare."""
+    classes = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef))
+    fields = (line.target for each in classes for line in each.body if isinstance(line, ast.AnnAssign))
+    return [target.id for target in fields if isinstance(target, ast.Name)]
+
+
 def text_of(wheel: Path, file: str, name: str) -> str:
     """Returns the code of a function, class or constant without comments; empty where a wheel lacks it."""
     path = wheel / file

@@ -17,6 +17,7 @@ LOSS_SIDE = {
     **dict.fromkeys(("loss_agg_mode", "loss_reduction"), "--calculate-per-token-loss"),
     "loss_type": "--calculate-per-token-loss",
     **dict.fromkeys(("policy_loss_type", "importance_sampling_level"), "--advantage-estimator"),
+    "beta": "--use-kl-loss and --kl-loss-coef",
 }
 
 

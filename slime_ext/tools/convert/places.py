@@ -74,6 +74,7 @@ HOMES = {
 NOWHERE = Home()
 # Systems that mix the correction with all other settings.
 FLAT = ("slime_mis", "trl", "ms_swift")
+SHARED = ("use_vllm", *LOSS_SIDE)  # keys that two systems have, of which one reads them here
 ABSENT = object()
 NATIVE = ("preset", "steps", "numerator", "surrogate")  # native keys that say what a run corrects
 COMPOSED = {  # system -> how its user gets the file to convert
@@ -128,8 +129,7 @@ class Whole:
         if (located := self._find()) is not None:
             return not located[1] or any(key not in LOSS_SIDE for key in located[1])
         if self.system in FLAT:
-            others = {key for name, each in CONVERTED.items() if name != self.system for key in each.defaults}
-            return any(key in self.keys and key not in others for key in self.values)
+            return any(key not in LOSS_SIDE for key in self._own())
         return all(key in self.keys for key in self.values) and any(
             key not in LOSS_SIDE for key in self.values
         )
@@ -167,11 +167,11 @@ class Whole:
             for mapping in mappings
             for key, value in mapping.items()
             if key in LOSS_SIDE and key not in self.keys
-            if value not in (None, False)  # null and false mean off, as in slime
         }
         if isinstance(block, Mapping):
             block = {key: value for key, value in block.items() if key not in of_its_loss}
-        return block, [of_loss(self.system, key, value) for key, value in of_its_loss.items()]
+        acting = {key: value for key, value in of_its_loss.items() if value not in (None, False, 0)}
+        return block, [of_loss(self.system, key, value) for key, value in acting.items()]
 
     def outside(self, where: str, block: Any) -> dict[str, Any]:
         """Returns the keys of a file for slime that are outside the system's block."""
@@ -205,6 +205,11 @@ class Whole:
             return None
         return self.home.among[0], keys
 
+    def _own(self) -> list[str]:
+        """Returns the keys of the file that only this system has, of those with a reader."""
+        others = {key for name, each in CONVERTED.items() if name != self.system for key in each.defaults}
+        return [key for key in self.values if key in self.keys and key not in others]
+
     def _root(self) -> Any:
         """Returns the file as the block itself."""
         keys = self.keys
@@ -212,7 +217,8 @@ class Whole:
         others = (
             name for name in CONVERTED if name != self.system and Whole(name, self.values).is_of_the_system()
         )
-        other = next(others, "") if unknown else ""
+        is_its_own = self.system in FLAT and any(key not in SHARED for key in self._own())
+        other = next(others, "") if unknown and not is_its_own else ""
         # A file with mappings is a whole configuration, whose other keys may resemble the correction's.
         is_whole = any(isinstance(self.values[key], Mapping) for key in unknown)
         resembles = _nearly if is_whole else did_you_mean

@@ -163,6 +163,18 @@ def test_a_reader_is_named_in_any_spelling(capsys, tmp_path):
         assert run(capsys, "convert", "--from", name, file) == (status, wanted, "") and not status
 
 
+def test_a_key_that_two_systems_have_does_not_make_one_of_the_other(capsys, tmp_path):
+    beta = {"beta": 0.04, "learning_rate": 1.0e-6}
+    trl = {"use_vllm": True, "vllm_importance_sampling_mode": "token_mask", **beta}
+    said = run(capsys, "convert", "--from", "trl", written(tmp_path / "c.yaml", trl))
+    assert said[0] == 0 and "beta: 0.04 belongs to trl's loss" in " ".join(said[1].split())
+    assert run(capsys, "convert", written(tmp_path / "c.yaml", trl)) == said
+    swift = {"use_vllm": True, "rollout_importance_sampling_mode": "token_mask", **beta}
+    assert run(capsys, "convert", "--from", "ms_swift", written(tmp_path / "c.yaml", swift))[0] == 0
+    status, _, err = run(capsys, "convert", "--from", "trl", written(tmp_path / "c.yaml", swift))
+    assert status == 2 and "it is a block of ms_swift; use --from ms_swift" in err
+
+
 def test_a_part_of_axolotls_file_is_not_read_as_trls(capsys, tmp_path):
     trl = {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "token_mask"}
     status, out, err = run(capsys, "convert", written(tmp_path / "c.yaml", {"rl": "grpo", "trl": trl}))
