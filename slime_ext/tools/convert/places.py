@@ -129,7 +129,7 @@ class Whole:
         if (located := self._find()) is not None:
             return not located[1] or any(key not in LOSS_SIDE for key in located[1])
         if self.system in FLAT:
-            return any(key not in LOSS_SIDE for key in self._own())
+            return any(key not in LOSS_SIDE for key in self._distinct_keys())
         return all(key in self.keys for key in self.values) and any(
             key not in LOSS_SIDE for key in self.values
         )
@@ -205,7 +205,7 @@ class Whole:
             return None
         return self.home.among[0], keys
 
-    def _own(self) -> list[str]:
+    def _distinct_keys(self) -> list[str]:
         """Returns the keys of the file that only this system has, of those with a reader."""
         others = {key for name, each in CONVERTED.items() if name != self.system for key in each.defaults}
         return [key for key in self.values if key in self.keys and key not in others]
@@ -217,8 +217,8 @@ class Whole:
         others = (
             name for name in CONVERTED if name != self.system and Whole(name, self.values).is_of_the_system()
         )
-        is_its_own = self.system in FLAT and any(key not in SHARED for key in self._own())
-        other = next(others, "") if unknown and not is_its_own else ""
+        is_certain = self.system in FLAT and any(key not in SHARED for key in self._distinct_keys())
+        other = next(others, "") if unknown and not is_certain else ""
         # A file with mappings is a whole configuration, whose other keys may resemble the correction's.
         is_whole = any(isinstance(self.values[key], Mapping) for key in unknown)
         resembles = _nearly if is_whole else did_you_mean
