@@ -32,6 +32,7 @@ from slime_ext.tools.launch.trace import (
     at,
     program_of,
     shell_text,
+    split,
 )
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Sandbox:
         """Answers a command: returns what it prints, and its status."""
         from bashkit import BuiltinResult
 
-        words = (context.name, *context.argv)
+        words = _words_of(context)
         if TOKEN.fullmatch(context.name):
             self.around.evaluated.setdefault(f"eval {self.around.quoted(context.name)}")
         run.commands.append(Command(words, context.cwd, context.stdin or ""))
@@ -212,6 +213,13 @@ class Sandbox:
         run.changed |= _elsewhere(lambda: self._changed(guess, shell.fs()))
         run.trace += result.stderr
         return BuiltinResult(stdout=result.stdout, exit_code=result.exit_code)
+
+
+def _words_of(context: BuiltinContext) -> tuple[str, ...]:
+    """Returns the words of a command. xargs adds those that it reads, unless -I says where they go."""
+    words = (context.name, *context.argv)
+    reads = context.name == "xargs" and not any(word.startswith("-I") for word in words)
+    return (*words, *split(context.stdin or "")) if reads else words
 
 
 def _text(fs: FileSystem, path: str) -> str | None:

@@ -68,6 +68,8 @@ DECIDED = r"""
     H=($(scontrol show hostnames)) ⏎ [ ${#H[@]} -gt 1 ] && A=(--many) ⏎ python3 train.py ${A[@]} --b 1 -> --many -> run.sh:2
     mapfile -t H < /hosts ⏎ (( ${#H[@]} > 1 )) && A=(--many) ⏎ python3 train.py ${A[@]} --b 1 -> --many -> run.sh:2
     IFS=, read -ra H <<< "$(hosts)" ⏎ python3 train.py --n ${#H[@]} --b 1 -> --n -> ${#H[@]}
+    cat /data/args | xargs python3 train.py --b 1 -> --b -> $(cat /data/args) is known
+    echo "--use-tis --c 1" | xargs python3 train.py --b 1 ->  -> --use-tis --c 1
     read -ra H <<< "a b" ⏎ python3 train.py --n ${#H[@]} --b 1 ->  ->
 """  # noqa: E501
 
