@@ -67,6 +67,9 @@ def look(d: Diagnosis) -> Figures | None:
     is_cache = (
         fresh.k3 * first.k3 > 0 and cached.k3 / fresh.k3 >= later.k3 / first.k3
     )  # a stale prefix explains it
+    # At least so many tokens without a cached prefix are behind others of their pack, and would be far off.
+    behind = fresh.tokens - first.tokens
+    is_cache |= cached.tokens > 0 and TIMES * fresh.k3 * fresh.tokens < later.k3 * behind
     is_far = later.k3 >= max(MATTERS, TIMES * first.k3) and z >= SURE and first.k3 <= AGREES
     is_many = min(first.samples, later.samples) >= FEWEST
     if (

@@ -314,6 +314,21 @@ def test_a_leak_is_told_from_a_stale_prefix_by_the_side_that_differs():
     assert set(found) == {"packing_leak"}
 
 
+def test_prompts_from_the_cache_that_come_later_in_their_packs_are_no_leak():
+    """Samples without a cached prefix agree behind others as well; the first ones agree to the last bit."""
+    places = tuple(i % 4 for i in range(SAMPLES))
+    cached = tuple(7 * (i % 4 > 1 and i % 8 > 3) for i in range(SAMPLES))
+
+    def edit(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        is_cached = (torch.tensor(cached) > 0)[r.segments.ids.long()]
+        shift = is_cached * 0.5 * torch.randn(r.size, generator=g)
+        exact = torch.where(r.segments.ids % 4 == 0, r.proximal, r.behavior)
+        return {"behavior": (exact + shift).clamp(max=-1e-6), "places": places, "cached": cached}
+
+    assert "packing_leak" not in findings(edited(run(), edit))
+
+
 def test_a_prompt_that_one_side_lacks_is_told_by_a_distance_that_falls():
     def cut(r):
         g = torch.Generator().manual_seed(r.rollout_id)
