@@ -35,8 +35,8 @@ DETECTOR = Detector(
         %}k3 there{% else %}the run's k3{% endif %}.{{ dated }}
     """,
     threshold="""
-        k3 4 times that of the other samples of the same rollouts, by 4 standard errors of log k3, and
-        3e-3 nats; the samples hold 60% of the excess and make half of k3 within 2 standard errors; if older
+        k3 4 times that of the other samples of the same rollouts, by 4 standard errors of log k3, and above
+        5e-3 nats; the samples hold 60% of the excess and make half of k3 within 2 standard errors; if older
         tokens are further off, ranks are not compared. It is a warning if the others are not healthy
     """,
     ruled_out="""

@@ -11,9 +11,9 @@ from slime_ext.tools.analysis.detectors.shared.explained import BFLOAT16_K3
 from slime_ext.tools.analysis.measures.by_sample import Part
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
-TIMES, MATTERS, SURE = 4.0, 3e-3, 4.0  # k3 over that of the others; nats; standard errors
+TIMES, SURE = 4.0, 4.0  # k3 over that of the others; standard errors
 HOLDS = 0.6  # share of the excess of the run's k3 over that of the others
-AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of the others, unless the value holds most of the run's k3
+AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 up to which samples are healthy
 FEWEST = 4  # samples
 VAGUE = 0.5  # relative standard error of k3 above which its logarithm is meaningless
 
@@ -117,6 +117,6 @@ def _of_value(label: str, value: str, rollouts: dict[int, list[Part]], whole: fl
     values = len({p.value for parts in rollouts.values() for p in parts})
     choices = values * math.comb(of_both, len(ids))
     one = FarValue(label, value, far, near, tuple(sorted(ids)), held, choices)
-    is_far = far.k3 >= max(MATTERS, TIMES * usual.k3) and far.samples >= FEWEST and one.z >= SURE
+    is_far = far.k3 > AGREES and far.k3 >= TIMES * usual.k3 and far.samples >= FEWEST and one.z >= SURE
     are_alone = near.samples >= FEWEST and (usual.k3 <= AGREES or one.held >= HOLDS)
     return one if is_far and are_alone and excess >= HOLDS * every else None
