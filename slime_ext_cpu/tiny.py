@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from slime_ext.tools.collection import importing
+
 GRPO = (
     "--advantage-estimator grpo --eps-clip 0.2 --eps-clip-high 0.28 --optimizer adam --adam-beta2 0.95 "
     "--weight-decay 0.0 --clip-grad 1.0"
@@ -54,14 +56,15 @@ def write_weights(folder: Path, seed: int) -> None:
     Hugging Face sets the embedding of the pad token to zero, but Megatron trains that row, and RMSNorm
     multiplies the gradients of a zero row by 1/sqrt(eps) = 1000. So we fill it with random values, too.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
+    with importing("transformers"):
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers.utils import logging
 
+        config = AutoConfig.from_pretrained(folder)
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config).bfloat16()  # imports more
     logging.disable_progress_bar()
-    config = AutoConfig.from_pretrained(folder)
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).bfloat16()
     if config.pad_token_id is not None:
         row = model.get_input_embeddings().weight.data[config.pad_token_id]
         torch.nn.init.normal_(row, std=config.initializer_range)
