@@ -385,7 +385,8 @@ def test_letters_on_the_real_host_cut_after_a_checkpoint_and_gone_on_with(tmp_pa
     SIGTERM ends every process and says how to go on; the run then ends with a row per rollout.
     """
     out, command = tmp_path / "a run ü", [sys.executable, "-m", "slime_ext", "train"]
-    words = [*command, *"--task letters --rollouts 3 --out".split(), str(out), "--", "--save-interval", "1"]
+    flags = "--save-interval 1 --rollout-batch-size 8 --micro-batch-size 32".split()
+    words = [*command, *"--task letters --rollouts 3 --out".split(), str(out), "--", *flags]
     environment = os.environ | DURESS | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
