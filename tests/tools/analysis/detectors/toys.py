@@ -63,11 +63,11 @@ def sampled(
     before = torch.randint(VOCABULARY, (PROMPTS,), generator=g).repeat_interleave(samples // PROMPTS)
     seen, columns = torch.zeros(samples, VOCABULARY, dtype=torch.float64), []
     rounding = 1 + noise * torch.randn(policy.table.shape, generator=g, dtype=torch.float64)
+    mine = (policy.table * rounding).log_softmax(1)
     for at in range(length):
         logits = warp(table[before], seen, at)
         drawn, recorded = (draw or _drawn)(logits, g)
-        mine = (policy.table * rounding)[before].log_softmax(1)
-        columns.append([drawn[:, 0], recorded, mine.gather(1, drawn)[:, 0]])
+        columns.append([drawn[:, 0], recorded, mine[before, drawn[:, 0]]])
         before = drawn[:, 0]
         seen.scatter_add_(1, drawn, torch.ones_like(seen[:, :1]))
     tokens, behavior, proximal = (torch.stack(rows, 1).flatten() for rows in zip(*columns, strict=True))
