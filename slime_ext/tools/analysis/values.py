@@ -131,6 +131,8 @@ def text(value: Any) -> str:
 
     Half a surrogate pair becomes a question mark.
     """
+    if type(value) is str and value.isascii():
+        return value  # the most frequent case
     if isinstance(value, (list, tuple)):
         parts = (part.get("content", "") if isinstance(part, dict) else part for part in value)
         value = "\n".join(part for part in parts if isinstance(part, str))

@@ -40,6 +40,7 @@ from slime_ext.tools.analysis.readers.samples import (
 )
 from slime_ext.tools.analysis.readers.topk import HEADS, compare_heads
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.values import first
 
 NAMED = 2  # bad lines that are reported one by one
 MALFORMED = (TypeError, ValueError, OverflowError, RecursionError)
@@ -112,7 +113,7 @@ def _parser(path: Path) -> Callable[[str], Any]:
 def _line(at: int, sample: Any) -> Line:
     if not isinstance(sample, dict):
         raise ValueError(f"expected a JSON object, got {type(sample).__name__}")
-    if not any(type(sample.get(name)) is list for name in BOTH_SIDES):
+    if type(first(sample, *BOTH_SIDES)) is not list:
         columns = _read([sample])  # raises if another value is the reason
         if columns.get("behavior") in (None, [None]) and columns.get("proximal") in (None, [None]):
             raise ValueError("has neither rollout_log_probs nor log_probs, so it is not a sample")

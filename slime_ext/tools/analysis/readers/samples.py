@@ -94,43 +94,55 @@ def columns_of(
     Args:
         dump: the dump that holds them, whose fields alone are read; None for JSONL, which has all fields.
     """
-    keys = frozenset[Any]().union(*samples)
-    rows = [row for row in OF_SAMPLES if dump is None or dump in row.dumps]
-    lists = [name for names in LENGTHS for name in names if name in keys]
-    sizes = [_sizes(sample, lists) for sample in samples]
-    columns: Columns = {"position": list(positions)}
-    columns["response_length"] = [response for response, _ in sizes]
-    columns["prompt_length"] = [prompt for _, prompt in sizes]
-    plain = {row.one: (row.names, row.parse) for row in rows if not row.read}
-    for one, (names, parse) in (plain | RAW).items():
+    keys, count = frozenset[Any]().union(*samples), len(samples)
+
+    def values_of(*names: str) -> list[Any] | None:
+        """Returns the first value of each sample under one of the keys; None if no sample has any of them."""
         there = [name for name in names if name in keys]
         if len(there) == 1:  # the most frequent case
-            values = [sample.get(there[0]) for sample in samples]
-        else:
-            values = [first(sample, *there) for sample in samples] if there else []
-        if there:
+            return [sample.get(there[0]) for sample in samples]
+        return [first(sample, *there) for sample in samples] if there else None
+
+    rows = [row for row in OF_SAMPLES if dump is None or dump in row.dumps]
+    plain = {row.one: (row.names, row.parse) for row in rows if not row.read}
+    none = [None] * count
+    sizes = map(
+        _sizes,
+        values_of("response_lengths", "response_length") or none,
+        values_of(*chain.from_iterable(LENGTHS)) or none,
+        values_of("tokens") or none,
+        values_of("total_lengths") or none,
+        values_of("prompt_length") or none,
+    )
+    response_lengths, prompt_lengths = zip(*sizes, strict=True) if count else ((), ())
+    columns: Columns = {"position": list(positions)}
+    columns |= {"response_length": list(response_lengths), "prompt_length": list(prompt_lengths)}
+    for one, (names, parse) in (plain | RAW).items():
+        values = values_of(*names)
+        if values is not None:
             columns[one] = values if parse is None else list(map(parse, values))
     computed = [row for row in rows if row.read and not keys.isdisjoint(row.names)]
     if computed:
-        ids = columns.get("ids") or [None] * len(sizes)
-        records = list(map(Record, samples, columns["response_length"], ids))
+        records = list(map(Record, samples, response_lengths, columns.get("ids", none)))
         columns |= {row.one: list(map(row.read, records)) for row in computed}
     return columns
 
 
-def _sizes(sample: Mapping[str, Any], lists: Sequence[str]) -> tuple[int, int]:
+def _sizes(length: Any, values: Any, ids: Any, total: Any, prompt_length: Any) -> tuple[int, int]:
     """Returns the lengths of response and prompt.
 
     Args:
-        lists: the keys of lists that tell the response's length.
+        length: the response's, or None.
+        values: a list over the response, or None.
+        ids: tokens of prompt and response, or None.
+        total: their number, or None.
+        prompt_length: or None.
     """
-    length = first(sample, "response_lengths", "response_length")
     if length is None:
-        length = len(first(sample, *lists, default=()))
-    length, ids = int(length), sample.get("tokens")
+        length = 0 if values is None else len(values)
+    length = int(length)
     count = length if ids is None else len(ids)
-    total = max(int(sample.get("total_lengths") or count), length)
-    prompt_length = sample.get("prompt_length")
+    total = max(int(total or count), length)
     prompt_length = total - length if prompt_length is None else int(prompt_length)
     if abs(prompt_length) >= 10**MOST_DIGITS:
         raise ValueError(f"expected a prompt_length of at most {MOST_DIGITS} digits, got a longer one")
