@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -132,8 +134,10 @@ def advantages_of(record: Record) -> Any:
 
 def as_floats(values: list[float | None]) -> Tensor | None:
     """Returns the values of all samples in float64, NaN where one is missing; None if all are."""
-    known = [torch.nan if value is None else value for value in values]
-    return torch.tensor(known, dtype=torch.float64) if any(v is not None for v in values) else None
+    if all(value is None for value in values):
+        return None
+    known = [math.nan if value is None else value for value in values]
+    return torch.from_numpy(numpy.array(known, dtype=numpy.float64))
 
 
 def cached_tokens(caching: Any) -> int | None:

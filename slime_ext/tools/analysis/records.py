@@ -38,7 +38,7 @@ from slime_ext.tools.analysis.fields import (
     version_gap,
 )
 from slime_ext.tools.analysis.tables import count_true, tabulated, tabulated_apart
-from slime_ext.tools.analysis.values import group_number, number, text
+from slime_ext.tools.analysis.values import group_number, integers, number, text
 
 SURPRISES = 14  # bins of -log behavior
 MOST_K3 = 142.4  # nats, at a log-ratio of 5; larger k3 count as this, so that no token determines a mean
@@ -318,6 +318,11 @@ class DumpedRollout:
         return sum(self.lengths)
 
     @cached_property
+    def response_lengths(self) -> Tensor:
+        """``lengths`` as a tensor, [S] int64."""
+        return self.segments.bounds.diff()
+
+    @cached_property
     def segments(self) -> Segments:
         """The place of each sample in the packed tokens."""
         return Segments.whole(self.lengths, self.mask)
@@ -354,7 +359,7 @@ class DumpedRollout:
     @cached_property
     def prompt_ids(self) -> Tensor | None:
         """The prompt of each sample, counted from 0 in the rollout, [S] int64; None if it is not known."""
-        return None if self.groups is None else torch.tensor(self.groups).unique(return_inverse=True)[1]
+        return None if self.groups is None else integers(self.groups).unique(return_inverse=True)[1]
 
     @cached_property
     def ages(self) -> Tensor | None:
@@ -452,7 +457,7 @@ class DumpedRollout:
         """The turn of each token in its sample, [T], counted from 0; meaningless at masked tokens."""
         if not self.size:
             return self.segments.turn_ids
-        lengths = torch.tensor(self.lengths)
+        lengths = self.response_lengths
         firsts = (lengths.cumsum(0) - lengths).clamp(max=self.size - 1)  # also of samples without a token
         turns = self.segments.turn_ids
         return turns - self.segments.expand(turns[firsts] + (~self.mask[firsts]).long())
@@ -510,7 +515,7 @@ ROWS = rows_of(DumpedRollout)
 # What a rollout computes once of each token, or of each sample, without looking at others.
 SHARED = {
     "token": ("log_ratio", "finite", "surprise", "columns", "ratio_minus_one", "turns", "credit"),
-    "sample": ("sample_sums", "responding"),
+    "sample": ("sample_sums", "responding", "response_lengths"),
 }
 
 

@@ -77,8 +77,7 @@ class OneReward(Measure):
         advantage, _ = _of_samples(rollout)
         numbers = torch.tensor(rollout.groups)
         there = rollout.responding & rollout.rewards.isfinite()
-        groups = numbers.unique(return_inverse=True)[1]
-        same = _with_one_reward(torch.where(there, rollout.rewards, 0), groups, there)
+        same = _with_one_reward(torch.where(there, rollout.rewards, 0), rollout.prompt_ids, there)
         odd = numbers[same & (advantage.abs() > ROUNDING)].unique().tolist()[:16]
         largest = (float(advantage[numbers == group].abs().max()) for group in odd)
         self.prompts += map(OnePrompt, [rollout.rollout_id] * len(odd), odd, largest)
@@ -243,7 +242,7 @@ def kind_of(rollout: DumpedRollout) -> str:
     if rollout.rewards is None or rollout.groups is None:
         return ""
     there = rollout.responding & rollout.rewards.isfinite()
-    groups = torch.tensor(rollout.groups).unique(return_inverse=True)[1]
+    groups = rollout.prompt_ids
     rewards, size = torch.where(there, rollout.rewards, 0), int(torch.bincount(groups).max())
     if int(there.sum()) < 4 or size < 2:
         return ""
@@ -299,8 +298,7 @@ def _normalised_by(rollout: DumpedRollout, advantage: Tensor) -> str:
     if rollout.ranks is None or rollout.groups is None:
         return ""
     # An advantage minus the mean of its prompt has mean 0 on a rank that holds whole prompts.
-    prompts = torch.tensor(rollout.groups).unique(return_inverse=True)[1]
-    means = advantage - _centred(advantage, prompts, rollout.responding)
+    means = advantage - _centred(advantage, rollout.prompt_ids, rollout.responding)
     if not bool((means[rollout.responding].abs() >= ROUNDING).any()):
         return ""
     ranks = torch.tensor(rollout.ranks)[rollout.segments.ids.long()]
@@ -338,7 +336,7 @@ def _are_normal(values: Tensor, ranks: Tensor) -> bool:
 def _chunk_ranks(rollout: DumpedRollout) -> Iterator[Tensor]:
     """Yields the context-parallel rank of each token, [T], for each size and each text that may be cut."""
     within = rollout.segments.within.long()
-    lengths, prompts = torch.tensor(rollout.lengths), torch.tensor(rollout.prompt_lengths)
+    lengths, prompts = rollout.response_lengths, torch.tensor(rollout.prompt_lengths)
     sample = rollout.segments.ids.long()
     for cp, with_prompt, is_even in product(CP_SIZES, (True, False), (False, True)):
         before = prompts[sample] if with_prompt else torch.zeros_like(sample)

@@ -17,6 +17,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import earlier, run_begins
+from slime_ext.tools.analysis.values import integers
 
 MIXER = 0x1E3779B97F4A7C15  # an odd number with irregular bits, for hashes
 
@@ -55,11 +56,10 @@ def fingerprints(part: DumpedRollout) -> tuple[Tensor, Tensor, Tensor]:
     mixed = (tokens ^ (tokens >> 29)) * MIXER * (2 * part.segments.within + 1)
     mixed = (mixed ^ (mixed >> 31)) * MIXER
     sums = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])  # modulo 2^64
-    ends = torch.tensor(part.lengths).cumsum(0)
     texts = part.prompts or [""] * part.count
     prints = {text: zlib.crc32(text.encode()) for text in set(texts)}  # samples of a group share a prompt
-    prompts = torch.tensor([prints[text] for text in texts], dtype=torch.int64)
-    samples = sums[ends] - sums[ends - torch.tensor(part.lengths)]
+    prompts = integers([prints[text] for text in texts])
+    samples = sums[part.segments.bounds].diff()
     return samples, prompts, surprise.float()
 
 

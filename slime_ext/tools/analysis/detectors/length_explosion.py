@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy
 import torch
 
 from slime_ext.core.metrics.names import HEALTHY
@@ -67,7 +68,7 @@ def _errors_of_means(rollout: DumpedRollout, values: Sequence[Sequence[float]]) 
     Args:
         values: [2, S].
     """
-    means = torch.tensor(values, dtype=torch.float64)[:, rollout.responding]
+    means = torch.from_numpy(numpy.array(values, dtype=numpy.float64))[:, rollout.responding]
     if rollout.prompt_ids is not None:
         prompts = rollout.prompt_ids[rollout.responding]
         counts = torch.bincount(prompts)

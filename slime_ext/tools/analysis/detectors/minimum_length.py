@@ -30,7 +30,7 @@ class Endings(Measure):
     rows: list[tuple[int, int, int]] = field(default_factory=list)
 
     def add(self, part: DumpedRollout) -> None:
-        lengths = torch.tensor(part.lengths)
+        lengths = part.response_lengths
         long = lengths > 0
         if part.tokens is None or not long.any():
             return

@@ -87,7 +87,7 @@ class Exchanged(Measure):
         tokens, distance = sums[:, unrelated]
         self.far += torch.stack([tokens.sum(), distance.sum(), distance.square().sum()])
         which = unrelated.nonzero()[:TRIED, 0]
-        lengths = torch.tensor(part.lengths)
+        lengths = part.response_lengths
         begins = (lengths.cumsum(0) - lengths).tolist()
         owners = _owners(part, which)
         rest = [i for i in which.tolist() if i not in owners][:STRETCHES]
@@ -101,7 +101,7 @@ class Exchanged(Measure):
 
 def _owners(part: DumpedRollout, which: Tensor) -> dict[int, tuple[int, float]]:
     """Returns sample -> the sample whose tokens its log-probs fit from the start on, and the mean k3 then."""
-    lengths = torch.tensor(part.lengths)
+    lengths = part.response_lengths
     begins = lengths.cumsum(0) - lengths
     long = (lengths >= COMPARED).nonzero()[:, 0]
     which = which[lengths[which] >= COMPARED]
@@ -130,7 +130,7 @@ def _owners(part: DumpedRollout, which: Tensor) -> dict[int, tuple[int, float]]:
 
 def _stretches(part: DumpedRollout, which: list[int]) -> dict[int, tuple[int, float]]:
     """Returns sample -> another sample of which a stretch fits its least certain stretch, and the mean k3."""
-    lengths = torch.tensor(part.lengths)
+    lengths = part.response_lengths
     begins = lengths.cumsum(0) - lengths
     owners = {}
     for i in which:
@@ -193,7 +193,7 @@ class Moved(Measure):
         which = relation.apart & ~relation.related
         near = part.columns[-1]
         self.apart += float(part.sums([near])[0, which].sum())
-        lengths = torch.tensor(part.lengths)
+        lengths = part.response_lengths
         begins = lengths.cumsum(0) - lengths
         for i in which.nonzero()[:MOVABLE, 0].tolist():
             at = slice(int(begins[i]), int(begins[i]) + part.lengths[i])
@@ -252,7 +252,7 @@ class BorrowedEnds(Measure):
     def add(self, part: DumpedRollout) -> None:
         if part.size < 2 * ENDS or part.tokens is None:
             return
-        lengths = torch.tensor(part.lengths)
+        lengths = part.response_lengths
         firsts = lengths.cumsum(0) - lengths
         long = lengths >= 2 * ENDS
         begun = _begun(part, firsts, lengths)

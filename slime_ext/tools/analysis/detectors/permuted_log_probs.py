@@ -43,7 +43,7 @@ class Windows(Measure):
 
 def _moved(part: DumpedRollout, which: Tensor) -> Tensor:
     """Returns the counts of ``Windows`` for some samples, [2]."""
-    lengths = torch.tensor(part.lengths)
+    lengths = part.response_lengths
     begins = lengths.cumsum(0) - lengths
     counts = zeros(2)
     for sample in which.tolist():

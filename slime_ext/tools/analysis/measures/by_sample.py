@@ -17,6 +17,7 @@ from torch import Tensor
 from slime_ext.ops.segments import Segments
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive, zeros
+from slime_ext.tools.analysis.values import integers
 
 REPLICATES = 64
 HEAD = 16  # first tokens of a response, which samples of every shape have
@@ -118,7 +119,7 @@ class BySample(Additive):
         names = {value: i for i, value in enumerate(dict.fromkeys(values))}
         if len(names) > MOST or not any(names):
             return
-        index = torch.tensor([names[value] for value in values])
+        index = integers([names[value] for value in values])
         table = zeros(len(names), rows.shape[1]).index_add_(0, index, rows)
         for value, row in zip(names, table, strict=True):
             if value:

@@ -110,7 +110,7 @@ class Curves(Additive):
             self.staleness.add(part, "token", part.ages, part.ages)
         probability = part.compared(part.behavior).exp()
         self.probability.add(part, "token", probability, -probability.float().log10() * PER_DECADE)
-        lengths = torch.tensor(part.lengths).float()
+        lengths = part.response_lengths.float()
         self.length.add(part, "sample", lengths, octaves(lengths))
         self.turn.add(part, "token", turns, turns)
         if part.rewards is not None:

@@ -96,7 +96,7 @@ class Sums(Additive):
         self.proximal += float(part.compared(part.proximal).double().sum())
         self.differing += int(part.log_ratio.count_nonzero())
         self.sequences += count_true(part.responding)
-        self.length += int(torch.tensor(part.lengths)[part.responding].sum())
+        self.length += int(part.response_lengths[part.responding].sum())
         if part.rewards is not None:
             rewards = part.rewards[part.rewards.isfinite()]
             self.rewarded += len(rewards)

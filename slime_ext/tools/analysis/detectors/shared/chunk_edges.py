@@ -18,6 +18,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.values import integers
 
 CHUNKS = (2, 4, 8, 16)  # of a sequence: one for each context-parallel rank, or two in zigzag order
 LEAST_TOKENS = 20  # first tokens of chunks
@@ -44,8 +45,8 @@ class ChunkEdges(Measure):
     def add(self, part: DumpedRollout) -> None:
         if not part.size or part.prompt_lengths is None:
             return
-        lengths = torch.tensor(part.lengths)
-        prompts = torch.tensor(part.prompt_lengths)[:, None]
+        lengths = part.response_lengths
+        prompts = integers(part.prompt_lengths)[:, None]
         ends, whole = lengths.cumsum(0)[:, None], prompts + lengths[:, None]
         size, longer = whole // COUNTS, whole % COUNTS
         # Their first tokens in prompt and response, [S, starts]. If a sequence is split evenly, the first

@@ -43,7 +43,7 @@ def texts_of(part: DumpedRollout) -> Texts:
     mixed = (part.tokens[at] + 1) * MIXER * (2 * within + 1)
     mixed = (mixed ^ (mixed >> 31)) * MIXER
     sums = mixed.cumsum(0)  # modulo 2^64
-    lengths = torch.tensor(part.lengths).clamp(max=PREFIX)
+    lengths = part.response_lengths.clamp(max=PREFIX)
     before = torch.cat([sums.new_zeros(1), sums])[lengths.cumsum(0) - lengths]
     prompts = torch.tensor(part.groups) * 131 + torch.tensor(part.prompt_lengths)
     keys = sums + (prompts * MIXER - before)[sample]

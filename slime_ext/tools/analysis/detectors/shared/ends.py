@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.values import integers
 
 ENDS = 16  # tokens from the end of a response; the last place holds all earlier tokens
 
@@ -40,7 +40,7 @@ class Ends(Measure):
 
 def _place(part: DumpedRollout) -> Tensor:
     """Returns the row of each token in the two tables, [T]."""
-    lengths = torch.tensor(part.lengths)
+    lengths = part.response_lengths
     from_end = (part.segments.expand(lengths) - 1 - part.segments.within).clamp(max=ENDS - 1)
-    cut = torch.tensor([status == "truncated" for status in part.statuses or [""] * part.count])
-    return part.segments.expand(cut.long()) * ENDS + from_end
+    cut = integers([status == "truncated" for status in part.statuses or [""] * part.count])
+    return part.segments.expand(cut) * ENDS + from_end

@@ -143,7 +143,7 @@ class _Batch:
 
     @classmethod
     def of(cls, rollout: DumpedRollout, samples: list[int]) -> _Batch:
-        every = torch.tensor(rollout.lengths)
+        every = rollout.response_lengths
         begins, lengths = (every.cumsum(0) - every)[samples], every[samples]
         sample = torch.arange(len(samples)).repeat_interleave(lengths)
         within = torch.arange(len(sample)) - (lengths.cumsum(0) - lengths)[sample]

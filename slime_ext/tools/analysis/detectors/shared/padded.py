@@ -83,7 +83,7 @@ class Padded(Measure):
     def close(self, rollout: DumpedRollout) -> None:
         if not _is_far(rollout):
             return
-        lengths = torch.tensor(rollout.lengths)
+        lengths = rollout.response_lengths
         for size, batch in _batches(rollout):
             longest = torch.zeros(int(batch.max()) + 1, dtype=torch.int64)
             longest = longest.scatter_reduce(0, batch, lengths, "amax")
@@ -119,7 +119,7 @@ def _put_back(rollout: DumpedRollout, early: Tensor, *, is_sampler: bool) -> Ten
         early: [T] how many places too early the log-probs of a side lie.
         is_sampler: whether they are the sampler's.
     """
-    lengths = rollout.segments.expand(torch.tensor(rollout.lengths))
+    lengths = rollout.segments.expand(rollout.response_lengths)
     at = ((early > 0) & (rollout.segments.within + early < lengths)).nonzero()[:, 0]
     source = at + early[at].long()
     usable = rollout.finite[at] & rollout.finite[source]
