@@ -58,6 +58,7 @@ class Field:
         read: returns the value of a sample that has one of the keys, if a key alone does not tell it.
         dumps: the dumps that may hold it; where several do, the first of them counts.
         join: turns the packed tokens [T], or the list of S values, into the rollout's field.
+        repeats: whether a sample may hold one number for all of its tokens.
         is_needed: whether every rollout has it, because it has no default.
     """
 
@@ -72,6 +73,7 @@ class Field:
     read: Callable[[Record], Any] | None
     dumps: tuple[str, ...]
     join: Callable[[Any], Any]
+    repeats: bool = False
     is_needed: bool = False
 
 
@@ -85,9 +87,10 @@ def per_token(
     dumps: tuple[str, ...] = (TRAIN,),
     join: Callable[[Tensor], Tensor] = lambda tokens: tokens,
     one: str | None = None,
+    repeats: bool = False,
 ) -> dict[str, Field]:
     """Returns the metadata of a field with a value per response token; see ``Field``."""
-    return {ROW: Field("", "token", doc, one, dtype, missing, tuple(names), None, read, dumps, join)}
+    return {ROW: Field("", "token", doc, one, dtype, missing, tuple(names), None, read, dumps, join, repeats)}
 
 
 def per_sample(
@@ -124,12 +127,6 @@ def response_ids(record: Record) -> Any:
     """Returns the token ids of the response; None if the sample does not hold all of them."""
     count = 0 if record.ids is None else len(record.ids)
     return None if record.ids is None or count < record.length else record.ids[count - record.length :]
-
-
-def advantages_of(record: Record) -> Any:
-    """Returns the advantage of each response token; JSONL may hold one number for all."""
-    advantages = record.keys.get("advantages")
-    return [advantages] * record.length if isinstance(advantages, (int, float)) else advantages
 
 
 def as_floats(values: list[float | None]) -> Tensor | None:

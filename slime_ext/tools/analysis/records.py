@@ -25,7 +25,6 @@ from slime_ext.tools.analysis.fields import (
     ROLLOUT,
     TRAIN,
     UNKNOWN,
-    advantages_of,
     as_floats,
     cached_tokens,
     engine_of,
@@ -112,7 +111,7 @@ class DumpedRollout:
         ),
     )
     advantages: Tensor | None = field(
-        default=None, metadata=per_token("advantage", ("advantages",), missing=0.0, read=advantages_of)
+        default=None, metadata=per_token("advantage", ("advantages",), missing=0.0, repeats=True)
     )
     rewards: Tensor | None = field(
         default=None,
@@ -315,7 +314,7 @@ class DumpedRollout:
     @property
     def size(self) -> int:
         """T, the number of response tokens."""
-        return sum(self.lengths)
+        return len(self.behavior)
 
     @cached_property
     def response_lengths(self) -> Tensor:

@@ -261,7 +261,12 @@ def _packed(columns: Columns) -> dict[str, numpy.ndarray] | None:
     lengths, packed = columns["response_length"], dict[str, numpy.ndarray]()
     for row in (row for row in PER_TOKEN if row.one in columns):
         values = columns[row.one]
-        if set(map(type, values)) == {list} and list(map(len, values)) == lengths:
+        kinds = set(map(type, values))
+        if row.repeats and kinds <= {int, float}:
+            with suppress(*NO_NUMBERS):  # an integer is too large
+                packed[row.one] = numpy.repeat(as_array(values, row.dtype), lengths)
+                continue
+        if kinds == {list} and list(map(len, values)) == lengths:
             with suppress(*NO_NUMBERS):  # one of many values is no number
                 packed[row.one] = as_array(list(chain.from_iterable(values)), row.dtype)
                 continue
@@ -285,8 +290,9 @@ def _fits(columns: Columns, i: int, notes: Notes) -> bool:
         values = columns.get(row.one)
         if values is None or values[i] is None:
             continue
+        is_one = row.repeats and isinstance(values[i], (int, float))
         try:
-            values[i] = as_array(values[i], row.dtype)
+            values[i] = as_array([values[i]] * length if is_one else values[i], row.dtype)
         except NO_NUMBERS:
             what = "skipped because a list holds something other than numbers"
             notes.add(what, position, f", {row.name}")
