@@ -19,7 +19,7 @@ from slime_ext.tools.commands import cli
 from tests.tools.analysis import dumps
 from tests.tools.analysis.synthetic import World, recorded_late, run
 
-ROLLOUTS = run(World(rollouts=5, samples=12, length=24))
+ROLLOUTS = run(World(rollouts=5, samples=24, length=24))
 MADE = [*ROLLOUTS[:3], *recorded_late(ROLLOUTS[3:], 1)]
 
 
