@@ -5,6 +5,7 @@ from __future__ import annotations
 from slime_ext.core.centering import split
 from slime_ext.core.losses import DualClip, HostLoss, PpoClip, Reinforce
 from slime_ext.core.steps import Reweight
+from slime_ext.errors import cut
 from slime_ext.hosts.code import RESPONSES, SCORE, STEP
 from slime_ext.hosts.contract import LOG, flag_of
 from slime_ext.rules.rule import CORRECTION, REFUSE, WARN, rule
@@ -28,6 +29,21 @@ def center_without_generate(setup: Setup) -> str | None:
         f"because it asks SGLang for the sampler's {top_k} most likely tokens; this costs "
         f"{BYTES_OF_ENTRY * top_k:,} bytes per response token (four times as many as JSON), and less than a "
         "tenth of SGLang's time with a model of 135M parameters (docs/slime.md)"
+    )
+
+
+@rule(WARN)
+def center_beside_own_generate(setup: Setup) -> str | None:
+    """``center`` is set, and the file of the user's generate function does not name ours."""
+    if setup.correction.center is None or setup.custom_generate is None:
+        return None
+    function = cut(setup.flags.custom_generate_function_path)
+    if "slime_ext" in setup.custom_generate or "slime_ext" in function:
+        return None
+    return (
+        f"--custom-generate-function-path: expected slime_ext.host.generate beside center, got {function}, "
+        "whose file does not name it: await slime_ext.host.generate(args, sample, sampling_params) in it, "
+        "because otherwise no token has the sampler's head, and the run stops after its first rollout"
     )
 
 

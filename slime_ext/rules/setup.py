@@ -81,6 +81,7 @@ class Setup:
         program: the program that the launch starts; empty if it is not known.
         flag_names: the flags of the launch; empty if they are not known.
         custom_loss: the source of the module of --custom-loss-function-path; None if it is not here.
+        custom_generate: as ``custom_loss``, of --custom-generate-function-path.
         sampled_with: the sampling parameters that the user's rollout functions set, if their source is here.
         router_drops: the fields of a request that the installed sglang-router drops -> its version.
     """
@@ -97,6 +98,7 @@ class Setup:
     program: str = ""
     flag_names: Collection[str] = ()
     custom_loss: str | None = None
+    custom_generate: str | None = field(default=None, repr=False)
     sampled_with: Sequence[Parameter] = field(default=(), repr=False)
     router_drops: Mapping[str, str] = field(default_factory=dict)
 

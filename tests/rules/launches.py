@@ -67,7 +67,7 @@ def setup_of(function="correct", of=TOKEN, file=(), host=None, **more):
     """A launch with --use-tis and the host's defaults, its flags beside them."""
     loaded = Loaded(Correction()) if of is None else read_config(of)
     names = ("custom_loss", "environment", "program", "flag_names", "trains", "sampled_with")
-    names += ("router_drops",)
+    names += ("router_drops", "custom_generate")
     known = {name: more.pop(name) for name in names if name in more}
     args = SimpleNamespace(**{**DEFAULTS, "use_tis": True, "slime_ext": None, **more})
     return Setup(args, function, loaded, file=file, host=host, **known)

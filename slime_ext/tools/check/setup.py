@@ -181,11 +181,15 @@ def with_functions(setup: Setup, launch: Launch) -> Setup:
                 _check_function(dest, named, setup, folders)
     for dest in OURS:
         contract.forbid_other(dest, _argument(setup, dest))
-    loss = file_of(str(_argument(setup, "custom_loss_function_path") or "").rpartition(".")[0], folders)
+    paths = ("custom_loss_function_path", "custom_generate_function_path")
+    loss, generate = (
+        file_of(str(_argument(setup, name) or "").rpartition(".")[0], folders) for name in paths
+    )
     return replace(
         setup,
         function=function,
         custom_loss=loss.read_text("utf-8", "ignore") if loss else None,
+        custom_generate=generate.read_text("utf-8", "ignore") if generate else None,
         sampled_with=tuple(_sampled_with(setup, folders)),
         router_drops=router.dropped((EXPERTS, CUSTOM)) if launch.script else {},
     )
