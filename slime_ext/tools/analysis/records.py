@@ -314,7 +314,7 @@ class DumpedRollout:
     @property
     def size(self) -> int:
         """T, the number of response tokens."""
-        return len(self.behavior)
+        return self.behavior.numel()
 
     @cached_property
     def response_lengths(self) -> Tensor:
@@ -326,6 +326,13 @@ class DumpedRollout:
         """The place of each sample in the packed tokens."""
         return Segments.whole(self.lengths, self.mask)
 
+    @cached_property
+    def _begins(self) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Which samples have a token, [S] bool, and the first token of each of these."""
+        ends = self.segments.bounds.numpy()
+        has_tokens = ends[1:] > ends[:-1]
+        return has_tokens, ends[:-1][has_tokens]
+
     def reduced(self, reduce: numpy.ufunc, values: Tensor, empty: float) -> Tensor:
         """Reduces the values of each sample, [T] -> [S].
 
@@ -333,10 +340,11 @@ class DumpedRollout:
             reduce: such as ``numpy.minimum``. It reads each value once and writes no temporary array.
             empty: the value of a sample without a token.
         """
-        results = numpy.full(self.count, empty, dtype=values.numpy().dtype)
-        ends = self.segments.bounds.numpy()
-        has_tokens = ends[1:] > ends[:-1]
-        results[has_tokens] = reduce.reduceat(values.numpy(), ends[:-1][has_tokens])
+        numbers, (has_tokens, begins) = values.numpy(), self._begins
+        if len(begins) == self.count:
+            return torch.from_numpy(reduce.reduceat(numbers, begins))
+        results = numpy.full(self.count, empty, dtype=numbers.dtype)
+        results[has_tokens] = reduce.reduceat(numbers, begins)
         return torch.from_numpy(results)
 
     def sums(self, rows: Iterable[Tensor]) -> Tensor:
