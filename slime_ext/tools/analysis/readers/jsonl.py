@@ -23,9 +23,9 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.readers.samples import (
@@ -47,25 +47,15 @@ MALFORMED = (TypeError, ValueError, OverflowError, RecursionError)
 LARGE = 4 << 20  # bytes of a file from which on a faster parser saves more time than its import takes
 
 
-class Line(NamedTuple):
-    """A line of a file that holds a sample.
-
-    Args:
-        rollout_id: number of its rollout.
-        at: its number in the file, counted from 1.
-        sample: its keys and values.
-    """
-
-    rollout_id: int
-    at: int
-    sample: dict[str, Any]
+# A line that holds a sample: number of its rollout, its number in the file counted from 1, and the sample.
+Line = tuple[int, int, dict[str, Any]]
 
 
 def read_jsonl(path: Path) -> Iterator[DumpedRollout | Skipped]:
     """Yields the rollouts of a file in order, then the lines that are not samples as ``Skipped``."""
     bad: dict[float, Skipped] = {}  # by the number of the line
     seen: set[int] = set()
-    for rollout_id, lines in groupby(_lines(path, bad), key=attrgetter("rollout_id")):
+    for rollout_id, lines in groupby(_lines(path, bad), key=itemgetter(0)):
         columns = _columns(path, list(lines), bad)
         if columns["position"]:
             yield assemble(rollout_id, str(path), columns, Notes(), is_repeated=rollout_id in seen)
@@ -117,21 +107,21 @@ def _line(at: int, sample: Any) -> Line:
         columns = _read([sample])  # raises if another value is the reason
         if columns.get("behavior") in (None, [None]) and columns.get("proximal") in (None, [None]):
             raise ValueError("has neither rollout_log_probs nor log_probs, so it is not a sample")
-    return Line(rollout_number(sample.get("rollout_id") or 0), at, sample)
+    return rollout_number(sample.get("rollout_id") or 0), at, sample
 
 
 def _columns(path: Path, lines: Sequence[Line], bad: dict[float, Skipped]) -> Columns:
     """Returns the values of the samples of a rollout, without those that cannot be read."""
     try:
-        return _read([line.sample for line in lines])
+        return _read([sample for _, _, sample in lines])
     except MALFORMED:  # looks for the lines
         sound = []
-        for line in lines:
+        for _, at, sample in lines:
             try:
-                _read([line.sample])
-                sound.append(line.sample)
+                _read([sample])
+                sound.append(sample)
             except MALFORMED as error:
-                bad[line.at] = Skipped(f"{path}:{line.at}", str(error))
+                bad[at] = Skipped(f"{path}:{at}", str(error))
         return _read(sound)
 
 

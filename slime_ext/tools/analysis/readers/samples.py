@@ -99,9 +99,12 @@ def columns_of(
     def values_of(*names: str) -> list[Any] | None:
         """Returns the first value of each sample under one of the keys; None if no sample has any of them."""
         there = [name for name in names if name in keys]
-        if len(there) == 1:  # the most frequent case
-            return [sample.get(there[0]) for sample in samples]
-        return [first(sample, *there) for sample in samples] if there else None
+        if not there:
+            return None
+        values = [sample.get(there[0]) for sample in samples]
+        if len(there) > 1 and any(value is None for value in values):
+            return [first(sample, *there) for sample in samples]
+        return values
 
     rows = [row for row in OF_SAMPLES if dump is None or dump in row.dumps]
     plain = {row.one: (row.names, row.parse) for row in rows if not row.read}
