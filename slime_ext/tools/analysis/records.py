@@ -354,6 +354,13 @@ class DumpedRollout:
         """
         return torch.stack([self.reduced(numpy.add, row.double(), 0.0) for row in rows])
 
+    def first_tokens(self, count: int) -> Tensor:
+        """Returns the places of the first ``count`` tokens of each sample, [N] int64."""
+        lengths = self.response_lengths.clamp(max=count)
+        ends = lengths.cumsum(0)
+        shifts = self.segments.bounds[:-1] - (ends - lengths)
+        return torch.arange(int(ends[-1])) + shifts.repeat_interleave(lengths)
+
     def samples_with(self, flags: Tensor) -> Tensor:
         """Returns the samples with at least one flagged token, [T] bool -> [S] bool."""
         return self.reduced(numpy.logical_or, flags, False)
@@ -404,6 +411,11 @@ class DumpedRollout:
         The sampler's value is a log-prob, and the trainer's value is finite.
         """
         return self.mask & is_log_prob(self.behavior) & (self.proximal.abs() < torch.inf)
+
+    @cached_property
+    def is_zero(self) -> Tensor:
+        """The tokens whose log-prob of the sampler is exactly 0, [T] bool; masked tokens, too."""
+        return self.behavior == 0
 
     @cached_property
     def has_all(self) -> bool:
@@ -521,7 +533,7 @@ class DumpedRollout:
 ROWS = rows_of(DumpedRollout)
 # What a rollout computes once of each token, or of each sample, without looking at others.
 SHARED = {
-    "token": ("log_ratio", "finite", "surprise", "columns", "ratio_minus_one", "turns", "credit"),
+    "token": ("log_ratio", "finite", "is_zero", "surprise", "columns", "ratio_minus_one", "turns", "credit"),
     "sample": ("sample_sums", "responding", "response_lengths"),
 }
 

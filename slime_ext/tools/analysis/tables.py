@@ -159,13 +159,26 @@ def tabulated(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tens
     computed first.
     """
     is_begin = _is_begin(index)
-    runs = numpy.count_nonzero(is_begin)
-    if runs == 1 and index[0] == size:  # for example because no token is far off
-        return zeros(size, len(rows))
-    if LONG_RUNS * runs < len(index):
-        begins = torch.from_numpy(numpy.flatnonzero(is_begin))
-        index, rows = index[begins], run_sums(rows, begins)
+    if LONG_RUNS * numpy.count_nonzero(is_begin) < len(index):
+        index, rows = _sums_that_count(index, rows, numpy.flatnonzero(is_begin), size)
     return torch.from_numpy(numpy.ascontiguousarray(_scattered(index.long(), rows, size + 1)[:, :size].T))
+
+
+def _sums_that_count(
+    index: Tensor, rows: Sequence[Tensor] | Tensor, begins: numpy.ndarray, size: int
+) -> tuple[Tensor, Tensor]:
+    """Returns index and sums of the runs that begin at ``begins``, with or without those that count nowhere.
+
+    If these hold most columns, such as all but the first tokens of responses, only the others are read.
+    """
+    lengths, of_run = numpy.diff(begins, append=len(index)), index.numpy()[begins]
+    counts = of_run != size
+    kept = lengths[counts]
+    if LONG_RUNS * kept.sum() < len(index):
+        firsts = kept.cumsum() - kept
+        at = numpy.repeat(begins[counts] - firsts, kept) + numpy.arange(kept.sum())
+        rows, begins, of_run = [row[torch.from_numpy(at)] for row in rows], firsts, of_run[counts]
+    return torch.from_numpy(of_run), run_sums(rows, torch.from_numpy(begins))
 
 
 def tabulated_apart(

@@ -25,7 +25,7 @@ class Sure(Measure):
     tokens: int = 0
 
     def add(self, part: DumpedRollout) -> None:
-        self.tokens += count_true(part.finite & (part.behavior == 0))
+        self.tokens += count_true(part.finite & part.is_zero)
 
 
 @dataclass

@@ -36,7 +36,7 @@ class Doubtful(Measure):
     recorded_unlikely: int = 0
 
     def add(self, part: DumpedRollout) -> None:
-        zero, is_unlikely = part.mask & (part.behavior == 0), part.proximal < UNLIKELY
+        zero, is_unlikely = part.mask & part.is_zero, part.proximal < UNLIKELY
         beside = torch.zeros_like(zero)
         neighbour = zero[1:] & zero[:-1] & (part.segments.ids[1:] == part.segments.ids[:-1])
         beside[1:] |= neighbour

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
-from slime_ext.ops.segments import Segments
+from slime_ext.ops.segments import Segments, selected
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive, zeros
 from slime_ext.tools.analysis.values import integers
@@ -57,8 +58,7 @@ def _versions(part: DumpedRollout) -> list[str] | None:
 
 
 def _turns(part: DumpedRollout) -> list[str] | None:
-    ids = torch.where(part.mask, part.turns, 0).clamp(max=LATER - 1)
-    most = torch.zeros(part.count, dtype=ids.dtype).scatter_reduce(0, part.segments.ids.long(), ids, "amax")
+    most = part.reduced(numpy.maximum, selected(part.turns, part.mask).clamp_(max=LATER - 1), 0)
     names = [str(n + 1) for n in range(LATER)]
     return [names[n] for n in most.tolist()] if part.count else None
 
@@ -106,7 +106,7 @@ class BySample(Additive):
         draws = torch.poisson(torch.ones(REPLICATES, part.count, dtype=torch.float64), generator=generator)
         self.of_rollout += draws @ torch.stack([count, near, *ratios, absolute]).T
         rows = _rows(count, near, log_ratio, absolute)
-        at = (part.segments.within < HEAD).nonzero()[:, 0]
+        at = part.first_tokens(HEAD)
         begins = Segments.whole([min(length, HEAD) for length in part.lengths], part.mask[at])
         count, absolute, _, log_ratio, _, near = begins.local_sums(part.columns[:, at])
         heads = _rows(count, near, log_ratio, absolute)

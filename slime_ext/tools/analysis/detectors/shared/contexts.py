@@ -38,7 +38,7 @@ def texts_of(part: DumpedRollout) -> Texts:
     """Returns the texts of the first tokens of each sample; empty without token ids or prompts."""
     if not part.size or part.tokens is None or part.groups is None:
         return Texts(*(torch.zeros(0, dtype=torch.int64) for _ in Texts._fields))
-    at = (part.segments.within < PREFIX).nonzero()[:, 0]
+    at = part.first_tokens(PREFIX)
     sample, within = part.segments.ids[at], part.segments.within[at]
     mixed = (part.tokens[at] + 1) * MIXER * (2 * within + 1)
     mixed = (mixed ^ (mixed >> 31)) * MIXER

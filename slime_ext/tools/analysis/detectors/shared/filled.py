@@ -32,7 +32,7 @@ class Filled(Measure):
     zeros: Tensor = field(default_factory=lambda: zeros(2))
 
     def add(self, part: DumpedRollout) -> None:
-        zero = part.finite & (part.behavior == 0)
+        zero = part.finite & part.is_zero
         self.doubted += count_true(zero & (part.proximal < DOUBTED))
         self.unlikely += count_true(zero & (part.proximal < UNLIKELY))
         count, *_, near = part.columns
@@ -41,7 +41,7 @@ class Filled(Measure):
 
 def filled(part: DumpedRollout) -> Tensor:
     """Returns the response tokens with a log-prob of 0 that the trainer finds unlikely, [T] bool."""
-    return part.mask & (part.behavior == 0) & (part.proximal < UNLIKELY)
+    return part.mask & part.is_zero & (part.proximal < UNLIKELY)
 
 
 @dataclass
@@ -68,4 +68,4 @@ def _beside(part: DumpedRollout) -> Tensor:
         same = ids[step:] == ids[:-step]
         near[step:] |= forced[:-step] & same
         near[:-step] |= forced[step:] & same
-    return torch.where(part.mask & (part.behavior == 0), 2, near.long())
+    return torch.where(part.mask & part.is_zero, 2, near.long())
