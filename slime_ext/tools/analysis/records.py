@@ -36,7 +36,7 @@ from slime_ext.tools.analysis.fields import (
     status_of,
     version_gap,
 )
-from slime_ext.tools.analysis.tables import count_true, tabulated, tabulated_apart
+from slime_ext.tools.analysis.tables import count_true, is_finite, tabulated, tabulated_apart
 from slime_ext.tools.analysis.values import group_number, integers, number, text
 
 SURPRISES = 14  # bins of -log behavior
@@ -101,7 +101,7 @@ class DumpedRollout:
             "the host's response mask, bool",
             ("loss_masks", "loss_mask", "mask"),
             missing=1.0,
-            join=lambda mask: mask != 0,
+            join=lambda mask: torch.from_numpy(mask.numpy() != 0),
         )
     )
     tokens: Tensor | None = field(
@@ -410,7 +410,7 @@ class DumpedRollout:
 
         The sampler's value is a log-prob, and the trainer's value is finite.
         """
-        return self.mask & is_log_prob(self.behavior) & (self.proximal.abs() < torch.inf)
+        return self.mask & is_log_prob(self.behavior) & is_finite(self.proximal)
 
     @cached_property
     def is_zero(self) -> Tensor:

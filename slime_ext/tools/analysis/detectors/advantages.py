@@ -15,7 +15,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import count_true
+from slime_ext.tools.analysis.tables import count_true, is_finite
 
 FITS = 0.98  # correlation within groups from which an explanation counts as exact
 LEVEL = 0.05  # largest mean advantage of a prompt, as a share of mean |A|
@@ -234,7 +234,7 @@ def kind_of(rollout: DumpedRollout) -> str:
     """
     if rollout.advantages is None:
         return ""
-    if sum(count_true(part.credit.abs() < torch.inf) for part in rollout.parts()) < rollout.size:
+    if sum(count_true(is_finite(part.credit)) for part in rollout.parts()) < rollout.size:
         return "nan"
     advantage, constant = _of_samples(rollout)
     if by := _normalised_by(rollout, advantage):

@@ -16,6 +16,7 @@ from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import any_true, count_true, selection
 
 
 @dataclass
@@ -29,9 +30,9 @@ class OneSided(Measure):
     def add(self, part: DumpedRollout) -> None:
         is_recorded = part.finite & (part.behavior < -EXACT)
         below, above = (is_recorded & far for far in (part.log_ratio < -FAR, part.log_ratio > FAR))
-        self.below += int(below.sum())
-        self.above += int(above.sum())
-        self.sum_below += float(part.log_ratio[below].double().sum())
+        self.below += count_true(below)
+        self.above += count_true(above)
+        self.sum_below += float(selection(part.log_ratio, below).double().sum())
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Forced(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         forced = filled(part)
-        if part.tokens is None or not forced.any():
+        if part.tokens is None or not any_true(forced):
             return
         segments = part.segments
         (number, length) = segments.local_sums([forced.double(), torch.ones_like(part.behavior).double()])

@@ -18,7 +18,7 @@ from slime_ext.tools.analysis.detectors.shared.token_ids import IDS, UNSURE, Tok
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.tables import selection, zeros
 
 SIZES, DECADES = 60, 6  # bins of |l|, from 1e-4 to 1e2 nats
 
@@ -41,7 +41,9 @@ class Unsure(Measure):
         if part.size and part.tokens is not None:
             is_unsure = part.finite & (part.behavior < UNSURE)
             self.ids += by_id(part)[1]
-            self.sizes += torch.bincount(size_bin(part.columns[1][is_unsure]), minlength=SIZES).double()
+            self.sizes += torch.bincount(
+                size_bin(selection(part.columns[1], is_unsure)), minlength=SIZES
+            ).double()
 
 
 def size_bin(absolute: Tensor) -> Tensor:

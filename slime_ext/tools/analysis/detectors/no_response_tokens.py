@@ -8,6 +8,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import any_true
 
 
 @dataclass
@@ -18,7 +19,7 @@ class Blank(Measure):
     empty: int = 0
 
     def close(self, rollout: DumpedRollout) -> None:
-        if not rollout.mask.any():
+        if not any_true(rollout.mask):
             self.numbers.append(rollout.rollout_id)
             self.empty += not rollout.size
 

@@ -16,7 +16,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.measures.shifts import CLOSER, SHIFT_TOKENS, SHIFTS, aligned, shifts_of
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.tables import selection, zeros
 
 
 @dataclass
@@ -42,8 +42,8 @@ class Shifts(Measure):
         back = aligned(part, tested.shifts) if tested.shifts.any() else part
         sides = part.columns[-1], back.columns[-1], part.finite & back.finite
         for near, undone, both in zip(*map(part.by_rollout, sides), strict=True):
-            recorded = near[both].sum()
-            self.k3 += torch.stack([recorded, recorded if back is part else undone[both].sum()])
+            recorded = selection(near, both).sum()
+            self.k3 += torch.stack([recorded, recorded if back is part else selection(undone, both).sum()])
 
 
 DETECTOR = Detector(

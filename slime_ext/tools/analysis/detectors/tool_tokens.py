@@ -14,7 +14,7 @@ from slime_ext.tools.analysis.detectors.shared.filled import DOUBTED, UNLIKELY, 
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import count_true
+from slime_ext.tools.analysis.tables import any_true, count_true
 
 
 @dataclass
@@ -37,12 +37,13 @@ class Doubtful(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         zero, is_unlikely = part.mask & part.is_zero, part.proximal < UNLIKELY
-        beside = torch.zeros_like(zero)
-        neighbour = zero[1:] & zero[:-1] & (part.segments.ids[1:] == part.segments.ids[:-1])
-        beside[1:] |= neighbour
-        beside[:-1] |= neighbour
+        if any_true(zero):
+            beside = torch.zeros_like(zero)
+            neighbour = zero[1:] & zero[:-1] & (part.segments.ids[1:] == part.segments.ids[:-1])
+            beside[1:] |= neighbour
+            beside[:-1] |= neighbour
+            self.padded += count_true(beside & is_unlikely)
         recorded = part.finite & ~zero
-        self.padded += count_true(beside & is_unlikely)
         self.nearly += count_true(recorded & (part.behavior > SURE_OF) & is_unlikely)
         self.recorded_doubted += count_true(recorded & (part.proximal < DOUBTED))
         self.recorded_unlikely += count_true(recorded & is_unlikely)

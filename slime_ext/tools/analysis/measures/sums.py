@@ -14,7 +14,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.document import Bin, Numbers
 from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import Additive, count_true, mean_of
+from slime_ext.tools.analysis.tables import Additive, count_true, mean_of, selection
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Sums(Additive):
             self.headed += count_true(is_known)
             self.kl += float(torch.where(is_known, part.kl, 0).double().sum())
             self.tail += float(torch.where(is_known, part.tail, 0).double().sum())
-        self.histogram.add(part.log_ratio if part.has_all else part.log_ratio[finite])
+        self.histogram.add(part.log_ratio if part.has_all else selection(part.log_ratio, finite))
         is_compared = counts > 0
         self.compared += count_true(is_compared)
         self.sequence_ratios.add(log_ratio[is_compared])

@@ -13,7 +13,7 @@ from slime_ext.ops.segments import selected
 from slime_ext.tools.analysis.document import Effect
 from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import DumpedRollout, masses_of
-from slime_ext.tools.analysis.tables import Additive, count_true, mean_of
+from slime_ext.tools.analysis.tables import Additive, count_true, mean_of, selection
 
 BOUNDS = Bounds()  # slime's --eps-clip
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
@@ -84,7 +84,9 @@ class Tally:
             totals.weight_squared += float(weights.dot(weights))
         totals.sequences += int(rollout.responding.sum())
         totals.kept_sequences += int(samples.sum())
-        self.weights.add(effects.weights if kept == effects.keep.numel() else effects.weights[effects.keep])
+        self.weights.add(
+            effects.weights if kept == effects.keep.numel() else selection(effects.weights, effects.keep)
+        )
         if rollout.masses is not None:
             self._add_advantages(effects, rollout, keeps_all=keeps_all)
         gone = rollout.responding & ~samples

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
-from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import count_true, zeros
+from slime_ext.tools.analysis.tables import any_true, count_true, zeros
 
 REACH = 3  # tokens on each side of one with a log-prob of exactly 0
 UNLIKELY = -2.0  # nats; top-p above 0.14 never keeps such a token alone
@@ -33,15 +33,19 @@ class Filled(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         zero = part.finite & part.is_zero
+        if not any_true(zero):
+            return
         self.doubted += count_true(zero & (part.proximal < DOUBTED))
         self.unlikely += count_true(zero & (part.proximal < UNLIKELY))
         count, *_, near = part.columns
         self.zeros += torch.stack([count[zero], near[zero]]).sum(1)
 
 
+@once_per_part
 def filled(part: DumpedRollout) -> Tensor:
     """Returns the response tokens with a log-prob of 0 that the trainer finds unlikely, [T] bool."""
-    return part.mask & part.is_zero & (part.proximal < UNLIKELY)
+    zero = part.mask & part.is_zero
+    return zero & (part.proximal < UNLIKELY) if any_true(zero) else zero
 
 
 @dataclass
@@ -64,7 +68,7 @@ def _beside(part: DumpedRollout) -> Tensor:
     """Returns the row of ``Beside`` of each token, [T]; 2 if its log-prob is exactly 0."""
     forced = filled(part)
     near, ids = forced.clone(), part.segments.ids
-    for step in range(1, REACH + 1) if forced.any() else ():
+    for step in range(1, REACH + 1) if any_true(forced) else ():
         same = ids[step:] == ids[:-step]
         near[step:] |= forced[:-step] & same
         near[:-step] |= forced[step:] & same

@@ -13,7 +13,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import Figures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import count_true
+from slime_ext.tools.analysis.tables import any_true, count_true
 
 POSITIVE = 1e-4  # nats; rounding makes smaller ones
 KINDS = 8  # sentinels of which a part of a rollout keeps the counts
@@ -39,7 +39,7 @@ class Recorded(Measure):
         self.partial += int((lacking & some).sum())
         self.positive += count_true(positive)
         is_low = part.mask & (part.behavior <= LOWEST) & (part.behavior > -torch.inf)
-        if is_low.any():
+        if any_true(is_low):
             both = zip(part.by_rollout(part.behavior), part.by_rollout(is_low), strict=True)
             for values, counts in (b[low].unique(return_counts=True) for b, low in both):
                 most = Counter(dict(zip(values.tolist(), counts.tolist(), strict=True))).most_common(KINDS)
