@@ -29,7 +29,8 @@ class Sources:
         launch: the launch of a script; ``Launch("")`` without a script.
         file: the YAML file that a command names; empty if it names none.
         keys: name of a YAML file in messages -> its keys. Later files override earlier ones and flags.
-        is_unwritten: whether the file of --custom-config-path is missing, and the script may write it.
+        is_unwritten: whether the path of --custom-config-path is unknown, or nothing is there and the script
+            may write it.
         doubts: why the run may read another text of that file, one line each.
         host: the code that the launch will run; None if it is not here.
     """
@@ -135,18 +136,17 @@ def _config_file(launch: Launch, path: str) -> tuple[str, str, list[str]]:
         path: the path of the file, as the launch names it.
 
     Returns:
-        The file's name for messages and its text, both empty without a file, or if there is none yet and the
-        script may write it; and a line for each reason why the run may read another text.
+        The file's name for messages and its text, both empty without a file, if its path is unknown, or if
+        there is none yet and the script may write it; and a line for each reason why the run may read another
+        text.
 
     Raises:
-        ConfigError: the file does not exist, the script may not see it, or its path is unknown.
+        ConfigError: the file does not exist, or the script may not see it.
     """
     flag, word = launch.flag(FLAG), launch.value(FLAG)
-    if isinstance(word, Unread):
-        raise ConfigError(
-            f"{launch.script}: {FLAG}: expected a path that the script itself writes, got '{cut(word)}': run "
-            f"slime-ext check FILE --args {launch.script} with the path as FILE"
-        )
+    if flag and isinstance(word, Unread):
+        how = f"run slime-ext check FILE --args {launch.script} with the path as FILE"
+        return "", "", [f"{flag.where}: what the file {cut(word)} says is not known here: {how}"]
     if not path:
         return "", "", []
     doubts, file = list[str](), launch.runs_in / path
