@@ -43,6 +43,7 @@ from slime_ext.tools.analysis.readers.find import RolloutRanges, find
 from slime_ext.tools.analysis.readers.loss_calls import LossCall, first_calls
 from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.collection import paused
 
 FILE = Path(__file__).with_name("figures.json.gz")
 ROWS = {
@@ -266,8 +267,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def read(path: Path = FILE) -> dict[str, list[Diagnosis]]:
     """Run -> what was measured of it: one for the run, or one for each rollout."""
-    rows = _rows(path)
-    return {row["run"]: [thawed(empty(row["vocabulary"]), part) for part in row["parts"]] for row in rows}
+    with paused():  # hundreds of thousands of objects, which all stay
+        rows = _rows(path)
+        return {row["run"]: [thawed(empty(row["vocabulary"]), part) for part in row["parts"]] for row in rows}
 
 
 def table() -> str:
