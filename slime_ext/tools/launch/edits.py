@@ -54,7 +54,9 @@ def edits(around: Surroundings, runs: Sequence[Run], path: str, file: Path | Non
 def _edits_of_run(around: Surroundings, run: Run, path: str, names: Sequence[str]) -> Iterator[str]:
     launches = [i for i, command in enumerate(run.commands) if program_of(command.words) is not None]
     for command in run.commands[: launches[-1]]:
-        runs_others = program_of(command.words) is not None or shell_text(command.words) is not None
+        runs_others = (
+            program_of(command.words) is not None or shell_text(command.words, command.stdin) is not None
+        )
         if not runs_others and _may_edit(around, command, path, names):
             yield _place(around, run.lines, command, names)
     if run.changed or any(call.changed for call in run.calls):

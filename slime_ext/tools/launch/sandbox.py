@@ -150,7 +150,7 @@ class Sandbox:
         files = self._written(words, guess, folder, context) if program_of(words) is not None else {}
         changed = self._changed(guess, context.fs) if program_of(words) is not None else frozenset()
         run.calls.append(Call(words, variables, folder, files, changed))
-        if inner := shell_text(words):
+        if inner := shell_text(words, context.stdin or ""):
             return self._of_shell(run, guess, *inner, folder, context)
         if program_of(words) is not None:
             return BuiltinResult()

@@ -162,18 +162,34 @@ def program_of(words: Sequence[str]) -> int | None:
     return next((i for i, word in enumerate(words) if Path(word).name in PROGRAMS), None)
 
 
-def shell_text(words: Sequence[str]) -> tuple[str, list[str]] | None:
+def shell_text(words: Sequence[str], stdin: str = "") -> tuple[str, list[str]] | None:
     """Returns the text and arguments that a program passes to a shell.
 
-    The forms are ``srun bash -c TEXT`` and ``ssh HOST TEXT``. Returns None for other commands.
+    The forms are ``srun bash -c TEXT``, ``ssh HOST TEXT``, ``sbatch --wrap TEXT``, ``tmux new-session TEXT``,
+    and with the text on stdin ``sbatch``, ``ssh HOST`` and ``srun bash -s``. Returns None for other commands.
     """
     for i, word in enumerate(words[:-2]):
         if Path(word).name in SHELLS and re.fullmatch(r"-[a-z]*c", words[i + 1]):
             return words[i + 2], list(words[i + 3 :])
-    if words[0] != "ssh":
-        return None
-    rest = [word for before, word in pairwise(words) if word[:1] != "-" and not OF_SSH.fullmatch(before)]
-    return (" ".join(rest[1:]), []) if rest[1:] else None
+    text = _submitted(words)
+    last = [Path(word).name for word in words if word != "-s"][-1]
+    if not text and (words[0] in ("sbatch", "ssh") or last in SHELLS) and words[0] not in NO_LAUNCH:
+        text = stdin
+    return (text, []) if text.strip() else None
+
+
+def _submitted(words: Sequence[str]) -> str:
+    """Returns the words of a command that a shell on another machine or in another window runs."""
+    pairs = list(pairwise(["", *words]))
+    if words[0] == "ssh":
+        rest = [word for before, word in pairs if word[:1] != "-" and not OF_SSH.fullmatch(before)]
+        return "" if rest[2:] and Path(rest[2]).name in SHELLS else " ".join(rest[2:])
+    if words[0] == "sbatch":
+        wrapped = (word for before, word in pairs if before == "--wrap" or word.startswith("--wrap="))
+        return next(wrapped, "").removeprefix("--wrap=")
+    if words[0] == "tmux":
+        return next((word for word in words if " " in word and any(name in word for name in PROGRAMS)), "")
+    return ""
 
 
 def at(folder: str, name: str) -> str:

@@ -68,6 +68,12 @@ DECIDED = r"""
     H=($(scontrol show hostnames)) ⏎ [ ${#H[@]} -gt 1 ] && A=(--many) ⏎ python3 train.py ${A[@]} --b 1 -> --many -> run.sh:2
     mapfile -t H < /hosts ⏎ (( ${#H[@]} > 1 )) && A=(--many) ⏎ python3 train.py ${A[@]} --b 1 -> --many -> run.sh:2
     IFS=, read -ra H <<< "$(hosts)" ⏎ python3 train.py --n ${#H[@]} --b 1 -> --n -> ${#H[@]}
+    sbatch -N 4 --wrap "srun python3 train.py --x $(gpus) --b 1" -> --x -> $(gpus)
+    sbatch -N 4 <<EOF ⏎ #!/bin/bash ⏎ #SBATCH --nodes=4 ⏎ srun python3 train.py --x $(gpus) --b 1 ⏎ EOF -> --x -> $(gpus)
+    ssh -p 22 root@$HOST <<'EOF' ⏎ cd /root/slime ⏎ python3 train.py --b 1 ⏎ EOF ->  -> --b 1
+    ssh $HOST bash -s <<EOF ⏎ python3 train.py --b 1 ⏎ EOF ->  -> --b 1
+    docker exec -i slime bash <<EOF ⏎ python3 train.py --b 1 ⏎ EOF ->  -> --b 1
+    tmux new-session -d -s rl "python3 train.py --b 1" ->  -> --b 1
     cat /data/args | xargs python3 train.py --b 1 -> --b -> $(cat /data/args) is known
     echo "--use-tis --c 1" | xargs python3 train.py --b 1 ->  -> --use-tis --c 1
     read -ra H <<< "a b" ⏎ python3 train.py --n ${#H[@]} --b 1 ->  ->
