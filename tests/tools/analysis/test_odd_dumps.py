@@ -141,6 +141,20 @@ def test_lines_with_wrong_values_are_named_in_their_order_and_the_rest_of_the_ro
     assert [str(one).partition("a.jsonl:")[2][0] for one in skipped] == ["2", "4", "5"]
 
 
+def test_one_advantage_counts_for_all_tokens_of_its_sample(tmp_path):
+    one, each = GOOD | {"advantages": 0.5}, GOOD | {"advantages": [1, 2]}
+    for number, (rows, expected) in enumerate(
+        [
+            ([one, one | {"advantages": -1}], [0.5, 0.5, -1, -1]),
+            ([one, each, GOOD], [0.5, 0.5, 1, 2, 0, 0]),
+            ([one, GOOD | {"entropy": 1.0}, GOOD], [0.5, 0.5, 0, 0]),
+            ([one | {"response_length": 10**30}, one], [0.5, 0.5]),
+        ]
+    ):
+        found = only([lines(tmp_path / f"{number}.jsonl", *rows)])
+        assert found.advantages.tolist() == expected
+
+
 # Values on which parsers of JSON differ: bounds of numbers, half a surrogate pair, depth, what JSON lacks.
 NUMBERS = (
     "1e400",
