@@ -84,7 +84,7 @@ UNKNOWN_VALUE = re.compile(rf"(?:\w+ )?(\w+)\+?=[^\n]*{UNKNOWN.pattern}")
 OF_ITSELF = re.compile(r"(?<!\w)([A-Za-z_]\w*)=[\"']?\$\{?\1(?!\w)")  # X=${X:-1}
 # An array that a command or a file fills: N=(a $(cmd)), mapfile -t N < FILE, read -ra N <<< "$(cmd)"
 FILLED = re.compile(
-    r"(?<![\w-])(?:(\w+)\+?=\([^()]*(?:\$\(|`)|(?:mapfile|readarray|read)\s[^\n;|&<]*?(\w+)\s*<(?:<<.*(?:\$\(|`)|[^<]))"
+    r"(?<![\w-])(?:(\w+)\+?=\([^()]*(?:\$\(|`)|(?:mapfile|readarray|read)\s(?:[^\n;|&<]*\s)?(\w+)\s*<(?:<<.*(?:\$\(|`)|[^<]))"
 )
 NO_SUM = re.compile(r"No such file|command not found|[Nn]ot a directory|Permission denied")
 LOOP = re.compile(r"(?<![\w-])(?:for|select)\s+(?:\w+\s+in\s+)?$")

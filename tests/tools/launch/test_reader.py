@@ -99,7 +99,7 @@ def test_private_letters_of_a_sourced_file_are_named_there(script, capsys):
     assert "models.sh:1: expected a script without private characters" in one_line(capsys, path)
 
 
-@pytest.mark.parametrize(("before", "behind"), [("", ""), ("", "="), ("--", "")])
+@pytest.mark.parametrize(("before", "behind"), [("", ""), ("", "="), ("--", ""), ("read ", "")])
 def test_a_long_word_is_read_in_time(script, before, behind):
     """Quadratic expressions took minutes."""
     word = f"{before}{'x' * 100_000}{behind}"
