@@ -265,8 +265,7 @@ class Segments:
 
     def local_sum(self, row: Tensor) -> Tensor:
         """Adds up one row as ``local_sums`` does: [T] -> [S] float64."""
-        values = as_numbers(row, torch.float64) if row.dtype is torch.bool else row.double()
-        return torch.segment_reduce(values, "sum", offsets=self.bounds, unsafe=True, initial=0)
+        return torch.segment_reduce(row.double(), "sum", offsets=self.bounds, unsafe=True, initial=0)
 
     @cached_property
     def bounds(self) -> Tensor:
