@@ -95,14 +95,15 @@ def floor(config: str) -> Callable[[Batch], None]:
 
     It has three reads, and one write (T) or two (S), and allocates nothing.
     """
-    folder = Path(tempfile.mkdtemp(prefix="slime_ext_floor_"))
-    (folder / "floor.c").write_text(FLOOR)
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise ImportError("no C compiler")
-    flags = ["-O3", "-march=native", "-shared", "-fPIC", "-o", str(folder / "floor.so")]
-    subprocess.run([compiler, *flags, str(folder / "floor.c")], check=True)
-    loop = getattr(ctypes.CDLL(str(folder / "floor.so")), config)
+    with tempfile.TemporaryDirectory() as name:
+        source, library = Path(name, "floor.c"), Path(name, "floor.so")
+        source.write_text(FLOOR)
+        flags = ["-O3", "-march=native", "-shared", "-fPIC", "-o", str(library)]
+        subprocess.run([compiler, *flags, str(source)], check=True)
+        loop = getattr(ctypes.CDLL(str(library)), config)
 
     def body(batch: Batch) -> None:
         tensors = batch.flat_proximal, batch.flat_behavior, batch.flat_mask, *_written(batch)
