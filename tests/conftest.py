@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import logging
@@ -71,6 +72,7 @@ def pytest_collection_finish():
 def pytest_unconfigure(config):
     """Ends a worker, which has said that it finished, without Python's finalisation of all packages: 3 s."""
     if hasattr(config, "workerinput"):
+        atexit._run_exitfuncs()  # temporary folders go
         os._exit(0)
 
 
