@@ -125,8 +125,8 @@ def _after_first_token(d: Diagnosis) -> Figures | None:
 def _after_first_block(d: Diagnosis) -> Figures | None:
     """Returns the figures if responses agree in the first block of absolute positions alone.
 
-    One block tells nothing of how blocks differ, but an attention window that is cut leaves all positions
-    within it as they are.
+    The spread between blocks is unknown then. But an attention window that is cut leaves all positions within
+    it as they are.
     """
     table = d.of(Blocks).table[:-1]
     reached = table[:, :, 0].sum(1).nonzero()[:, 0]

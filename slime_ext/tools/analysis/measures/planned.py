@@ -86,8 +86,8 @@ def _ages(rollout: DumpedRollout) -> Tensor | None:
 def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPart]:
     """Yields what a correction reads of each optimizer step.
 
-    If it needs no plan, the whole rollout is one step. All such corrections share what they read, and each
-    statistic is computed for the first one that reads it.
+    If it needs no plan, the whole rollout is one step. All such corrections share what they read. The first
+    correction that reads a statistic computes it for the others.
     """
     if not correction.needs_plan:
         step, table = _shared(rollout)

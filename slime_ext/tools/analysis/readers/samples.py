@@ -92,7 +92,7 @@ def columns_of(
     """Returns the values of samples: lines of JSONL, or samples in slime's dumps.
 
     Args:
-        dump: the dump that holds them, whose fields alone are read; None for JSONL, which has all fields.
+        dump: the dump that holds them; only its fields are read. None: JSONL, which has all fields.
     """
     keys, count = frozenset[Any]().union(*samples), len(samples)
 
@@ -206,7 +206,7 @@ def assemble(
     """Returns the rollout of some samples, without those whose lists do not fit.
 
     Args:
-        columns: the values of the samples, which are taken out while they are packed.
+        columns: the values of the samples. Their lists may become arrays, in place.
         notes: remarks of the caller, to which more are added.
         of_all: fields of ``DumpedRollout`` that concern the whole rollout.
     """
