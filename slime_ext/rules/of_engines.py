@@ -258,10 +258,10 @@ def router_without_replay(setup: Setup) -> str | None:
         ("--use-rollout-routing-replay", flags.use_rollout_routing_replay, EXPERTS),
         ("--rollout-top-p", asks_top_p, CUSTOM),
     ):
-        if is_on and name in setup.router_drops:
+        if is_on and (version := setup.router_drops(name)):
             return (
                 f"{flag}: expected that the installed sglang-router passes {name} on, got "
-                f"{setup.router_drops[name]} without it: install the build that the host's Dockerfile names, "
+                f"{version} without it: install the build that the host's Dockerfile names, "
                 "because this one removes the field from each request and answers 200, so the samples lack "
                 "what the trainer replays, and it stops at the first rollout"
             )

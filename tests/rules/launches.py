@@ -38,8 +38,8 @@ SEEDED = {"sglang_enable_deterministic_inference": True}
 GENERATE = {"custom_generate_function_path": "slime_ext.host.generate"}
 CHECKPOINT = {"hf_checkpoint": str(Path(__file__).parent / "checkpoint")}
 
-REPLAY, STOCK = {"use_rollout_routing_replay": True}, {"router_drops": {"return_routed_experts": "0.3.2"}}
-NO_PARAMS = {"router_drops": {"custom_params": "0.3.2"}}
+REPLAY, STOCK = {"use_rollout_routing_replay": True}, {"router_drops": {"return_routed_experts": "0.3.2"}.get}
+NO_PARAMS = {"router_drops": {"custom_params": "0.3.2"}.get}
 
 
 def preferred(**params):

@@ -18,9 +18,8 @@ from slime_ext.hosts.contract import OURS, flag_of
 from slime_ext.hosts.flags import ARGUMENTS, DERIVED, FUNCTION, check_kinds, forbid_misspelt
 from slime_ext.rules import configuration
 from slime_ext.rules.configuration import near_function
-from slime_ext.rules.of_engines import CUSTOM, EXPERTS
 from slime_ext.rules.of_files import MEASURING
-from slime_ext.rules.setup import Parameter, Setup
+from slime_ext.rules.setup import Parameter, Setup, drops_nothing
 from slime_ext.tools.check import router
 from slime_ext.tools.check.rollout_source import parameters_of
 from slime_ext.tools.check.veil import veiled
@@ -191,7 +190,7 @@ def with_functions(setup: Setup, launch: Launch) -> Setup:
         custom_loss=loss.read_text("utf-8", "ignore") if loss else None,
         custom_generate=generate.read_text("utf-8", "ignore") if generate else None,
         sampled_with=tuple(_sampled_with(setup, folders)),
-        router_drops=router.dropped((EXPERTS, CUSTOM)) if launch.script else {},
+        router_drops=router.drops if launch.script else drops_nothing,
     )
 
 
