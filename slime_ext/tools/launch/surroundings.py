@@ -346,9 +346,7 @@ class Surroundings:
         for call in run.calls:
             if program_of(call.words) is not None:
                 self._keep_config(call)
-        sums: set[tuple[str, int]] = (
-            set()
-        )  # lines; a command that repeats words complains of their sums again
+        sums = set[tuple[str, int]]()  # places; a command that repeats words complains of their sums again
         for match in COMPLAINT.finditer(run.trace):
             place = self.paths.get(match[1], match[1]), int(match[2])
             if UNKNOWN.search(match[3]) and not NO_SUM.search(match[3]) and place not in sums:
@@ -479,9 +477,8 @@ class Surroundings:
         become tokens. It reads quotes in ``${X:-$(f "y")}`` as letters, so they are deleted. The number of an
         array's words is a token, too, if a command or a file fills the array.
         """
-        filled = (
-            "|".join(match[1] or match[2] for match in FILLED.finditer(COMMENT.sub(r"\1", text))) or "(?!)"
-        )
+        names = (match[1] or match[2] for match in FILLED.finditer(COMMENT.sub(r"\1", text)))
+        filled = "|".join(names) or "(?!)"
         text = re.sub(rf"\$\{{#(?:{filled})\[[@*]\]\}}", lambda match: self.token(match[0]), text)
         arrays = "|".join(re.findall(r"(?<!\w)(\w+)=[\"']?\w+\[@\]", text)) or "(?!)"
         unread = rf'"\$\{{\w+\[@\]/[^}}"]*\}}"|"\$\{{!(?:{arrays})\}}"'

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.log_probs import Recorded, sentinels
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import count_true
+from slime_ext.tools.analysis.tables import count_true, is_finite
 
 
 @dataclass
@@ -24,7 +22,7 @@ class Unscored(Measure):
     tokens: int = 0
 
     def add(self, part: DumpedRollout) -> None:
-        self.tokens += count_true(part.mask & ~(part.proximal.abs() < torch.inf))
+        self.tokens += count_true(part.mask & ~is_finite(part.proximal))
 
 
 DETECTOR = Detector(

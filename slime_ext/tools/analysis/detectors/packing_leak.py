@@ -64,9 +64,8 @@ def look(d: Diagnosis) -> Figures | None:
     z = FarValue("place", "later", later, first, (), 1.0).z if first.tokens and later.tokens else 0.0
     prefixes = [p for p in d.samples.parts if p.label == "prefix"]
     cached, fresh = (mean_of([p for p in prefixes if p.value == kind]) for kind in ("cached", "fresh"))
-    is_cache = (
-        fresh.k3 * first.k3 > 0 and cached.k3 / fresh.k3 >= later.k3 / first.k3
-    )  # a stale prefix explains it
+    # A stale prefix explains the distance.
+    is_cache = fresh.k3 * first.k3 > 0 and cached.k3 / fresh.k3 >= later.k3 / first.k3
     # At least so many tokens without a cached prefix are behind others of their pack, and would be far off.
     behind = fresh.tokens - first.tokens
     is_cache |= cached.tokens > 0 and TIMES * fresh.k3 * fresh.tokens < later.k3 * behind
