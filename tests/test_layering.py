@@ -186,6 +186,13 @@ def test_imports_run_downhill(inside):
         assert not uphill, path
 
 
+def test_no_detector_imports_another_detector():
+    room = "slime_ext.tools.analysis.detectors."
+    for path in (ROOT / "tools/analysis/detectors").glob("*.py"):
+        names = {name for name in imported_by(path) if name.startswith(room)}
+        assert not {name for name in names if not name.startswith(room + "shared")}, path
+
+
 def arrows(trees):
     """Module -> the modules among ``trees`` that it imports, at its top level or in a function."""
     graph = {}
@@ -290,7 +297,7 @@ def test_what_a_run_remembers_can_be_forgotten():
 # Names that do not say what they hold.
 SAY_NOTHING = set("fates wobble sway evened again mine own given told found old now shown".split())
 FROZEN = {  # fields of recorded figures
-    ("tools/analysis/detectors/advantages.py", "own"),
+    ("tools/analysis/detectors/shared/estimators.py", "own"),
 }
 
 

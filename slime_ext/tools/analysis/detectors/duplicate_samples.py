@@ -10,8 +10,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.detectors.kept_mass import Kept
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
+from slime_ext.tools.analysis.detectors.shared.kept_sets import Kept
 from slime_ext.tools.analysis.detectors.shared.mixed import mixed
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure

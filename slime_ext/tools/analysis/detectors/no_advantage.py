@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.detectors.advantages import Estimators
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.estimators import Estimators
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(

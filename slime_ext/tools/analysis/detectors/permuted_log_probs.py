@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.detectors.other_log_probs import Exchanged
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.exchanged import Exchanged
 from slime_ext.tools.analysis.detectors.shared.explained import (
     explained_by_order,
     explained_by_tokens,

@@ -18,8 +18,8 @@ from slime_ext.tools.analysis.detectors import (
     unexplained,
 )
 from slime_ext.tools.analysis.detectors.length_explosion import Cuts
-from slime_ext.tools.analysis.detectors.other_log_probs import Exchanged
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
+from slime_ext.tools.analysis.detectors.shared.exchanged import Exchanged
 from slime_ext.tools.analysis.detectors.shared.parts import SURE, FarValue, Mean
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
 from tests.tools.analysis.detectors.toys import PROMPTS, Policy, diagnosed, edited, findings, run, sampled

@@ -1,0 +1,259 @@
+"""Finds from which rewards the advantages of a rollout follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from slime_ext.ops.segments import as_bytes, selected
+from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import count_true, is_finite
+
+FITS = 0.98  # correlation within groups from which an explanation counts as exact
+LEVEL = 0.05  # largest mean advantage of a prompt, as a share of mean |A|
+ROUNDING = 1e-3  # advantage that rounding may leave where it should be 0
+BLOWN = 2.0  # times the largest |A| of other prompts; smaller ones may come from samples that were dropped
+# Of the advantages that a rank normalised: their mean, and their variance minus 1; tokens of a rank. Chance
+# brings both of two ranks with 1000 tokens there in one of 10^9 rollouts.
+MEAN, VARIANCE, ENOUGH = 1e-4, 1e-3, 30
+CP_SIZES = (2, 4, 8)
+SEVERAL = 1e-5  # advantage by which a token of a sample that has one number differs from the mean by rounding
+# Correlation within groups: below -TURNED the sign is flipped, above AGREES it is right.
+TURNED, AGREES = 0.5, 0.3
+
+
+@dataclass
+class Estimators(Measure):
+    """The ids of rollouts by the rewards from which their advantages follow; see ``kind_of``."""
+
+    version: ClassVar[int] = 2
+
+    own: list[int] = field(default_factory=list)
+    flipped: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+    early: list[int] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
+    zero: list[int] = field(default_factory=list)
+    flat: list[int] = field(default_factory=list)
+    unlike: list[int] = field(default_factory=list)
+    partial: list[int] = field(default_factory=list)
+    constant: list[int] = field(default_factory=list)
+    nan: list[int] = field(default_factory=list)
+    chunks: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+
+    def close(self, rollout: DumpedRollout) -> None:
+        kind = kind_of(rollout)
+        if kind:
+            getattr(self, kind).append(rollout.rollout_id)
+
+
+@once_per_part
+def kind_of(rollout: DumpedRollout) -> str:
+    """Returns from which rewards the advantages of a rollout follow; "" if unknown.
+
+    own: the sample's reward minus the mean over its prompt
+    flipped: the negative of that
+    late, early: the rewards of the previous or the next sample
+    others: the reward minus the mean over samples of several prompts
+    batch: the reward minus the mean over all samples
+    unlike: none of these
+    constant: own, except that prompts whose samples all have one reward have advantages that are not 0
+    zero: all advantages are 0, although rewards differ within a group
+    flat: all advantages are 0, and rewards are the same within each group
+    partial: most samples have one number at some response tokens and 0 at others
+    nan: some response tokens have no finite advantage
+    chunks, ranks: context-parallel or data-parallel ranks normalised the advantages of their tokens
+    """
+    if rollout.advantages is None:
+        return ""
+    if sum(count_true(is_finite(part.credit)) for part in rollout.parts()) < rollout.size:
+        return "nan"
+    advantage, constant = of_samples(rollout)
+    if by := _normalised_by(rollout, advantage):
+        return by
+    if rollout.rewards is None or rollout.groups is None:
+        return ""
+    there = rollout.responding & rollout.rewards.isfinite()
+    groups = rollout.prompt_ids
+    rewards, size = torch.where(there, rollout.rewards, 0), int(torch.bincount(groups).max())
+    if int(there.sum()) < 4 or size < 2:
+        return ""
+    is_flat = float(_centred(rewards, groups, there).abs().max()) < 1e-6
+    if not bool((advantage[there] != 0).any()):
+        return "flat" if is_flat else "zero"
+    if not constant:
+        return "partial" if _is_partial(rollout) else ""
+    return "" if is_flat else _of_prompts(advantage, rewards, groups, there, size)
+
+
+def _of_prompts(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor, size: int) -> str:
+    """Returns the kind of advantages that are one number per sample; prompts with one reward come first."""
+    same = with_one_reward(rewards, groups, there)
+    others = advantage[there & ~same].abs()
+    is_odd = same.any() and len(others) and advantage[same].abs().max() > max(ROUNDING, BLOWN * others.max())
+    if is_odd and _explained(advantage, rewards, groups, there & ~same, size) == "own":
+        return "constant"
+    return _explained(advantage, rewards, groups, there, size)
+
+
+def _explained(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor, size: int) -> str:
+    within = _centred(advantage, groups, there)
+    inside = _fit(within, rewards, groups, there)
+    if inside > FITS:
+        level = (advantage - within)[there].abs().mean()
+        is_own = float(level) < LEVEL * float(advantage[there].abs().mean())
+        return "own" if is_own else _of_chunk(advantage, rewards, there, size)
+    if inside < -FITS:
+        return "flipped"
+    for kind, by in (("late", 1), ("early", -1)):
+        fits = (_fit(x, rewards.roll(by), groups, there) for x in (within, advantage))
+        if max(*fits, _correlation(advantage, _centred(rewards, groups, there).roll(by), there)) > FITS:
+            return kind
+    if chunk := _of_chunk(advantage, rewards, there, size):
+        return chunk
+    if inside < -TURNED:
+        return "flipped"
+    return "" if inside > AGREES else "unlike"
+
+
+def _normalised_by(rollout: DumpedRollout, advantage: Tensor) -> str:
+    """Returns "chunks" or "ranks" if each context-parallel or data-parallel rank normalised its tokens.
+
+    Args:
+        advantage: [S] mean of each sample.
+    """
+    mask = rollout.mask
+    if _has_several(rollout, advantage):
+        values = rollout.credit.double()[mask]
+        by_rank = (_are_normal(values, ranks[mask]) for ranks in _chunk_ranks(rollout))
+        return "chunks" if any(by_rank) else ""
+    if rollout.ranks is None or rollout.groups is None:
+        return ""
+    # An advantage minus the mean of its prompt has mean 0 on a rank that holds whole prompts.
+    means = advantage - _centred(advantage, rollout.prompt_ids, rollout.responding)
+    if not bool((means[rollout.responding].abs() >= ROUNDING).any()):
+        return ""
+    ranks = torch.tensor(rollout.ranks)[rollout.segments.ids.long()]
+    return "ranks" if _are_normal(rollout.credit.double()[mask], ranks[mask]) else ""
+
+
+def _has_several(rollout: DumpedRollout, advantage: Tensor) -> bool:
+    """Returns whether the advantages of a sample differ by more than rounding.
+
+    Args:
+        advantage: [S] mean of each sample.
+    """
+    begin = 0
+    for part in rollout.parts():
+        means = part.segments.expand(advantage[begin : begin + part.count])
+        apart = selected((part.credit.double() - means).abs(), part.mask)
+        if part.size and float(apart.max()) > SEVERAL:
+            return True
+        begin += part.count
+    return False
+
+
+def _are_normal(values: Tensor, ranks: Tensor) -> bool:
+    """Returns whether the values of each of several ranks have mean 0 and variance 1."""
+    n = torch.bincount(ranks).double()
+    n, ranks = n[n > 0], ranks.unique(return_inverse=True)[1]
+    if len(n) < 2 or float(n.min()) < ENOUGH:
+        return False
+    mean = torch.bincount(ranks, values) / n
+    square = torch.bincount(ranks, values.square()) / n
+    apart = (square - mean.square() - 1).abs() - 1 / n  # whether or not the divisor is n - 1
+    return float(mean.abs().max()) < MEAN and float(apart.max()) < VARIANCE
+
+
+def _chunk_ranks(rollout: DumpedRollout) -> Iterator[Tensor]:
+    """Yields the context-parallel rank of each token, [T], for each size and each text that may be cut."""
+    within = rollout.segments.within.long()
+    lengths, prompts = rollout.response_lengths, torch.tensor(rollout.prompt_lengths)
+    sample = rollout.segments.ids.long()
+    for cp, with_prompt, is_even in product(CP_SIZES, (True, False), (False, True)):
+        before = prompts[sample] if with_prompt else torch.zeros_like(sample)
+        size, count = before + lengths[sample], 2 * cp
+        # Chunks are equal after padding, or the first ones are one token longer.
+        each, longer = (size // count, size % count) if is_even else ((size + count - 1) // count, 0 * size)
+        row = before + within
+        early = row // (each + 1)
+        late = longer + (row - longer * (each + 1)) // each.clamp_min(1)
+        chunk = torch.where(row < longer * (each + 1), early, late).clamp(max=count - 1)
+        yield torch.minimum(chunk, count - 1 - chunk)
+
+
+def of_samples(rollout: DumpedRollout) -> tuple[Tensor, bool]:
+    """Returns the mean advantage of each sample [S], and whether all its tokens have that number."""
+    sums = []
+    for part in rollout.parts():
+        values = part.credit.double()
+        sums.append(part.sums([values, values.square(), as_bytes(part.mask)]))
+    total, square, count = torch.cat(sums, 1)
+    n = count.clamp_min(1)
+    spread = (square / n - (total / n).square()).clamp_min(0)
+    return total / n, bool((spread <= 1e-6 + 1e-4 * (total / n).square()).all())
+
+
+def _is_partial(rollout: DumpedRollout) -> bool:
+    """Returns whether most samples have one advantage at some response tokens, and 0 at others."""
+    values = rollout.credit.double()
+    there = (values != 0).double()
+    total, square, count, every = rollout.segments.local_sums(
+        [values, values.square(), there, rollout.mask.double()]
+    )
+    n = count.clamp_min(1)
+    is_one = (square / n - (total / n).square()).abs() <= 1e-6 + 1e-4 * (total / n).square()
+    return 2 * int((is_one & (count > 0) & (count < every)).sum()) > int((count > 0).sum())
+
+
+def with_one_reward(rewards: Tensor, groups: Tensor, there: Tensor) -> Tensor:
+    """Returns the samples with a reward whose prompt has one reward for all of its samples, [S] bool."""
+    apart = _centred(rewards, groups, there).abs()
+    largest = torch.zeros(int(groups.max()) + 1, dtype=apart.dtype).scatter_reduce(0, groups, apart, "amax")
+    return there & (largest[groups] < 1e-6)
+
+
+def _centred(values: Tensor, groups: Tensor, there: Tensor) -> Tensor:
+    n = torch.bincount(groups, there.double())
+    means = torch.bincount(groups, torch.where(there, values, 0).double()) / n.clamp_min(1)
+    return torch.where(there, values - means[groups], 0)
+
+
+def _correlation(a: Tensor, b: Tensor, there: Tensor) -> float:
+    """Returns the correlation of a and b over the samples ``there``, without subtracting their means."""
+    x, y = a[there].double(), b[there].double()
+    size = float(x.norm() * y.norm())
+    return float(x @ y) / size if size else 0.0
+
+
+def _fit(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor) -> float:
+    """Returns the correlation with rewards minus the mean of their group.
+
+    Divides them by the group's standard deviation if that increases the size of the correlation.
+    """
+    plain = _centred(rewards, groups, there)
+    n = torch.bincount(groups, there.double()).clamp_min(1)
+    deviation = (torch.bincount(groups, plain.double().square()) / n).sqrt()[groups]
+    scaled = plain / deviation.clamp_min(1e-9)
+    return max((_correlation(advantage, target, there) for target in (plain, scaled)), key=abs)
+
+
+def _of_chunk(advantage: Tensor, rewards: Tensor, there: Tensor, size: int) -> str:
+    """Returns "batch" or "others" if the baseline is over all samples or over other groups, else "".
+
+    Tries groups of ``size`` neighbours at each offset, and groups with samples of every prompt.
+    """
+    count = len(rewards)
+    if _fit(advantage, rewards, torch.zeros(count, dtype=torch.int64), there) > FITS:
+        return "batch"
+    chunks = [(torch.arange(count) + shift) // size for shift in range(size)]
+    chunks.append(torch.arange(count) % max(count // size, 1))
+    return "others" if max(_fit(advantage, rewards, chunk, there) for chunk in chunks) > FITS else ""
