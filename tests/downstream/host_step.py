@@ -158,11 +158,11 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     from tests.downstream.drift import Tree
     from tests.downstream.host_loss import Miles, iterator_of
 
-    place = tempfile.mkdtemp()
+    place = tempfile.TemporaryDirectory()
     mpu.initialize_model_parallel()
     tree = Tree(Path(folder))
     model = importlib.import_module(tree.step.module)
-    args, logged = arguments(place), []
+    args, logged = arguments(place.name), []
     if name == "miles":
         Miles.join()
     _logger_of(model).log = lambda args, values, step_key: logged.append((step_key, values))
@@ -188,7 +188,8 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     }
     with contextlib.redirect_stdout(io.StringIO()) as said:
         model.train(**given(model.train, **known))
-    rows = [json.loads(line) for line in (Path(place) / train_step.FILE).read_text().splitlines()]
+    rows = [json.loads(line) for line in (Path(place.name) / train_step.FILE).read_text().splitlines()]
     found = {"logged": logged, "rows": rows, "said": said.getvalue()}
     found["gave_up"] = train_step.reporter_of(args).leaves_loss_alone
+    place.cleanup()
     return json.loads(json.dumps(found, default=float))
