@@ -111,8 +111,8 @@ def _check_types(tensors: Mapping[str, Any]) -> None:
         if not isinstance(values, Tensor):
             is_list = isinstance(values, list | tuple)
             is_nested = is_list and any(isinstance(v, list | tuple) or getattr(v, "ndim", 0) for v in values)
-            call = f"torch.cat([torch.as_tensor(x) for x in {name}])" if is_nested else f"torch.as_tensor({name})"
-            raise DataError(f"{name}: expected a tensor, got a {type(values).__name__}: pass {call}")
+            each = f"cat([torch.as_tensor(x) for x in {name}])" if is_nested else f"as_tensor({name})"
+            raise DataError(f"{name}: expected a tensor, got a {type(values).__name__}: pass torch.{each}")
         if name != "mask" and not values.is_floating_point():  # a loss of integers would cut weights off
             raise DataError(
                 f"{name}: expected floating-point numbers, got {values.dtype}: pass {name}.float()"
