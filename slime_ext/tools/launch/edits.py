@@ -20,10 +20,11 @@ from slime_ext.tools.launch.visible import names_of
 # Builtins of bash, which change no file themselves. What they run is another command.
 BUILTINS = frozenset(
     ": [ [[ test echo printf export declare local readonly typeset unset cd pushd popd set shopt shift eval "
-    "read mapfile readarray return exit wait sleep true false let dirname basename realpath".split()
+    "read mapfile readarray return exit wait sleep true false let dirname basename realpath ulimit "
+    "umask".split()
 )
 LOOK = frozenset(
-    "ls pip pip3 uv du df stat mkdir chmod chown which hash kill pkill pgrep".split()
+    "ls pip pip3 uv du df stat mkdir touch chmod chown which hash kill pkill pgrep".split()
 )  # at a folder
 EDITORS = frozenset(
     "sed perl yq awk gawk cp mv ln install rsync scp tee truncate sponge dd patch ed ex".split()

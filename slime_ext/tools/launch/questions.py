@@ -153,7 +153,7 @@ class Script:
             else:
                 at += 1
         whole = [
-            " ".join(part.split()).strip("() ") if word[:1] not in "([" else " ".join(part.split())
+            _without_subshell(" ".join(part.split())) if word[:1] not in "([" else " ".join(part.split())
             for part in (*parts, text[last:])
         ]
         whole = [part.replace("\\ ", "") for part in whole if part]
@@ -199,9 +199,10 @@ class Script:
         for match in CASE.finditer(self.text, begin, end + 1):
             body = re.split(r"(?<![\w-])esac(?![\w-])", self.text[match.end() :], maxsplit=1)[0]
             parts = (PATTERN.match(part) for part in re.split(r";;&?|;&", body))
-            patterns = [each for part in parts if part for each in part[1].split("|")]
-            concrete = dict.fromkeys(filter(None, map(_matching, patterns[:MOST_PATTERNS])))
-            yield Question(*match.span(1), tuple(f'"{text}"' for text in concrete))
+            patterns = [each.strip() for part in parts if part for each in part[1].split("|")]
+            certain = [each for each in patterns[:MOST_PATTERNS] if each.strip("*")]  # * matches any word
+            if certain:
+                yield Question(*match.span(1), tuple(dict.fromkeys(f'"{_matching(p)}"' for p in certain)))
 
     def _of_list(self, begin: int, end: int) -> Iterator[Question]:
         """Yields the questions of lists, which can be empty."""
@@ -270,6 +271,18 @@ class Script:
         return OPEN_ARRAY.search(self.text)
 
 
+def _without_subshell(text: str) -> str:
+    """Returns a statement without the parentheses of the subshell around it.
+
+    >>> [_without_subshell(text) for text in ("(cd a", "N=$(cd a)", "exit)")]
+    ['cd a', 'N=$(cd a)', 'exit']
+    """
+    text = text.lstrip("( ")
+    while text.endswith(")") and text.count(")") > text.count("("):
+        text = text[:-1].rstrip()
+    return text
+
+
 def _is_readable(text: str) -> bool:
     """Whether bash reads a text, unlike ``: range(3):``, which is Python in a heredoc.
 
@@ -286,9 +299,9 @@ def _is_readable(text: str) -> bool:
 
 
 def _matching(pattern: str) -> str:
-    """Returns a word that matches a pattern of ``case``; empty if every word does.
+    """Returns a word that matches a pattern of ``case``.
 
-    >>> [_matching(text) for text in ("a*", "[Ii]x?", "'b c'", "*")]
+    >>> [_matching(text) for text in ("a*", "[Ii]x?", "'b c'", "''")]
     ['a', 'Ixx', 'b c', '']
     """
     text = re.sub(r"\[(?!\^|!)(.)[^]]*\]", r"\1", pattern.strip().strip("\"'"))

@@ -12,7 +12,8 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_ext.errors import ConfigError, cut
 from slime_ext.tools.launch.questions import NOT_AT_FIRST, ONCE
@@ -38,8 +39,11 @@ from slime_ext.tools.launch.trace import (
 if TYPE_CHECKING:
     from bashkit import Bash, BuiltinContext, BuiltinResult, FileSystem
 
+T = TypeVar("T")
 LIMITS: dict[str, Any] = {"max_commands": 20_000, "max_loop_iterations": 5_000}
 MOST_TOKENS = 200  # the sandbox accepts so many tokens as names of commands
+MAKERS = ("mkdir", "touch")  # they succeed, unless a guess asks what follows if one fails
+OF_NO_MACHINE = ("/bin", "/etc", "/home", "/proc", "/usr")  # folders that bashkit makes up
 PATIENCE = 20  # runs of one command after which a loop counts as waiting for another answer
 ENDLESS = 500  # runs of one command after which its loop counts as waiting for the machine
 OF_SANDBOX = ("PS4", "PWD", "OLDPWD", "SHLVL", "_")
@@ -127,6 +131,7 @@ class Sandbox:
         commands = dict.fromkeys([*self.around.names, *map(guess.worded, tokens)], answer)
         variables = {name: guess.worded(text) for name, text in environment.items()}
         shell = Bash(cwd=folder, env=variables, files=dict(files), custom_builtins=commands, **LIMITS)
+        _with_files_only(shell, files)
         run.end = shell.cancel
         return shell
 
@@ -152,13 +157,21 @@ class Sandbox:
         run.calls.append(Call(words, variables, folder, files, changed))
         if inner := shell_text(words, context.stdin or ""):
             return self._of_shell(run, guess, *inner, folder, context)
-        if program_of(words) is not None:
-            return BuiltinResult()
+        return BuiltinResult() if program_of(words) is not None else self._unknown(run, guess, words, context)
+
+    def _unknown(
+        self, run: Run, guess: Guess, words: Sequence[str], context: BuiltinContext
+    ) -> BuiltinResult:
+        """Answers a command of which only the machine knows what it prints, and whether it succeeds."""
+        from bashkit import BuiltinResult
+
         command = " ".join(words)
         run.unknown[command] += 1
         if run.unknown[command] > ENDLESS and run.end:
             run.end()
         is_waited_for = run.unknown[command] > PATIENCE  # a loop ends if the answer becomes another
+        if context.name in MAKERS:
+            return _made(context, fails=guess.asked == command)
         fails = guess.fails ^ (guess.asked == command) ^ is_waited_for
         is_model = any(map(is_of_model, words))
         text = f"$({self.around.quoted(command)})"
@@ -187,6 +200,10 @@ class Sandbox:
         """Runs a text tool on input that is fully known. Returns None if a part is unknown."""
         from bashkit import Bash, BuiltinResult
 
+        is_grep = context.name in ("egrep", "fgrep", "grep")
+        if is_grep and any(re.fullmatch(r"-\w*[rR]\w*|--recursive", word) for word in context.argv):
+            return None
+
         read = "".join([context.stdin or "", *context.argv])
         if UNKNOWN.search(read) or not read:
             return None
@@ -194,8 +211,10 @@ class Sandbox:
             STDIN: context.stdin or ""
         }  # the tool sees no other file, because its content is unknown
         command = f"{shlex.join([context.name, *context.argv])} < {STDIN}"
-        result = _elsewhere(lambda: Bash(cwd=context.cwd, files=files, **LIMITS).execute_sync(command))
-        if result.stderr or result.error or UNKNOWN.search(result.stdout):
+        shell = _with_files_only(Bash(cwd=context.cwd, files=files, **LIMITS), files)
+        result = _elsewhere(lambda: shell.execute_sync(command))
+        lacks_file = is_grep and result.exit_code > 1  # with -q or -s, grep does not say so
+        if lacks_file or result.stderr or result.error or UNKNOWN.search(result.stdout):
             return None
         return BuiltinResult(stdout=result.stdout, exit_code=result.exit_code)
 
@@ -222,13 +241,40 @@ def _words_of(context: BuiltinContext) -> tuple[str, ...]:
     return (*words, *split(context.stdin or "")) if reads else words
 
 
+def _made(context: BuiltinContext, *, fails: bool) -> BuiltinResult:
+    """Makes the folders or files of ``mkdir`` or ``touch``, which are there as well if it fails."""
+    from bashkit import BuiltinResult
+
+    for path in (at(context.cwd, word) for word in context.argv if word[:1] != "-"):
+        if context.name == "mkdir":
+            context.fs.mkdir(path, recursive=True)
+        elif not context.fs.exists(path) and context.fs.exists(str(Path(path).parent)):
+            context.fs.write_file(path, b"")
+    return BuiltinResult(exit_code=int(fails))
+
+
+def _with_files_only(shell: Bash, files: Mapping[str, str]) -> Bash:
+    """Returns a shell without the files that are not in ``files``, as /etc/hosts and /proc/cpuinfo."""
+
+    def clear() -> Bash:
+        fs = shell.fs()
+        for folder in OF_NO_MACHINE:
+            fs.remove(folder, recursive=True)
+            for path in (path for path in files if path.startswith(f"{folder}/")):
+                fs.mkdir(str(Path(path).parent), recursive=True)
+                fs.write_file(path, files[path].encode())
+        return shell
+
+    return _elsewhere(clear)
+
+
 def _text(fs: FileSystem, path: str) -> str | None:
     """Returns the text of a file of the sandbox; None if there is none."""
     is_there = fs.exists(path) and fs.stat(path)["file_type"] == "file"
     return fs.read_file(path).decode(errors="replace") if is_there else None
 
 
-def _elsewhere(work: Callable[[], Any]) -> Any:
+def _elsewhere(work: Callable[[], T]) -> T:
     """Runs work in another thread, because bashkit refuses to run inside a callback of itself."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()

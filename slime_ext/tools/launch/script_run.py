@@ -29,7 +29,7 @@ GUESSES = {
     Guess(fails=True, outcomes=1): "read as if every command with an unknown answer and every test of the "
     "machine failed",
 }
-MOST_GUESSES = 150
+MOST_GUESSES = 300
 # Python's white space, and the letters that look like nothing or like a space.
 SPACE = r"[\s\u180e\u200b-\u200d\u2060\ufeff]"
 # A flag and what follows it in one word: "--lr 1e-6", or " --lr" after a space that bash keeps.
@@ -263,6 +263,8 @@ def _guesses(around: Surroundings, reference: Guess) -> Iterator[tuple[Guess, st
                 yield base._replace(asked=key, outcome=outcome), why
         for command, why in around.waits.items():
             yield base._replace(asked=command), why
+    for command, why in around.answers.items():
+        yield reference._replace(asked=command), why
     here = around.named(around.path)
     for guess in GUESSES:
         yield guess, unknown_here(here, "what it asks the machine")

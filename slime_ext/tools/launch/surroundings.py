@@ -40,8 +40,7 @@ BASH = frozenset(
     "if then elif else fi for do done while until case esac in function select time { } ! [ [[ test : . true "
     "false alias bg break builtin caller cd continue declare dirs disown echo enable eval exec exit export "
     "fg getopts let local logout mapfile popd printf pushd pwd read readarray readonly return set shift "
-    "shopt source suspend times trap typeset ulimit umask unalias unset wait basename dirname env nohup "
-    "bash sh mkdir touch".split()
+    "shopt source suspend times trap typeset unalias unset basename dirname env nohup bash sh".split()
 )
 TEXT_TOOLS = frozenset(
     "awk bc cat comm cut egrep expr fgrep fold grep head join jq nl paste realpath rev sed seq sort tac tail "
@@ -61,15 +60,18 @@ LOOKS = re.compile(
 TESTS = ("[", "[[", "test", "((", ":")
 # A test of a file, as bash traces it: -f '/data/a b'
 TEST_OF_FILE = re.compile(r"(?<!\S)-([bcdefghkLprsSuwxO]) +('[^']*'|[^\s'\])]+)")
+# A test of a terminal, of two files or of a file without a name: -t 0, a -nt b, -d ''
+OF_MACHINE = re.compile(r"(?<!\S)(?:-t\s+'?\d|-(?:nt|ot|ef)\s|-[bcdefghkLprsSuwxO]\s+'')")
 # A part of a line that depends on a result: [ [[ (( case test for while until if elif && ||
 DECIDES = re.compile(r"(?<!\S)(\[\[?|case|test|for|while|until|if|elif|\(\()(?!\S)|&&|\|\|")
 NAMES = re.compile(  # $NAME, ${NAME}, or NAME
     r"\$([A-Za-z]\w*)|\$\{([A-Za-z]\w*)\}|(?<![\w$])([A-Za-z_]\w*)"
 )
 OF_BASH = re.compile(  # variables whose values differ between runs or machines
-    r"\$\{(?:{0})\}|\$?\b(?:{0})\b|\$\$(?![\w({])".replace(
+    r"\$\{(?:{0})(?:\[\d\])?\}|\$?\b(?:{0})\b(?:\[\d\])?|\$\$(?![\w({])|\$!".replace(
         "{0}",
-        "S?RANDOM|SECONDS|UID|EUID|PPID|BASHPID|EPOCHSECONDS|EPOCHREALTIME|OSTYPE|HOSTTYPE|MACHTYPE",
+        "S?RANDOM|SECONDS|UID|EUID|PPID|BASHPID|EPOCHSECONDS|EPOCHREALTIME|OSTYPE|HOSTTYPE|MACHTYPE|SHLVL|"
+        "GROUPS|BASH_VERSION|BASH_VERSINFO",
     )
 )
 ALWAYS = ("PATH", "HOME", "HOSTNAME", "USER", "SHELL")  # bashkit would set these variables
@@ -166,6 +168,7 @@ class Surroundings:
         self.needs: dict[str, tuple[str, str]] = {}
         self.tests: set[str] = set()  # tested paths that are not here
         self.waits: dict[str, str] = {}  # command that decides what runs -> why that is unknown
+        self.answers: dict[str, str] = {}  # any other command with an unknown answer -> why it is unknown
         self.alternatives: dict[str, str] = {}  # flag of ${X:+--flag} -> why it is unknown
         self.unasked: dict[str, None] = {}  # conditions that cannot be asked about, with their places
         self.notes: list[str] = []
@@ -342,6 +345,7 @@ class Surroundings:
                 self._look(line, line.words or [""])
         for line in run.lines:
             self._ask(run, line)
+        self._ask_untraced(run)
         self._alternatives(run)
         for call in run.calls:
             if program_of(call.words) is not None:
@@ -397,7 +401,7 @@ class Surroundings:
         """Returns a command's statement on one line, as written; empty for another file."""
         script = self.scripts[self.path]
         word = line.words[0] if line.words else ""
-        return script.statement(line.number, word) if line.file == self.path else ""
+        return self.spelled(script.statement(line.number, word)) if line.file == self.path else ""
 
     def _look(self, line: Line, words: list[str]) -> None:
         name, last = words[0], words[-1]
@@ -480,11 +484,12 @@ class Surroundings:
         names = (match[1] or match[2] for match in FILLED.finditer(COMMENT.sub(r"\1", text)))
         filled = "|".join(names) or "(?!)"
         text = re.sub(rf"\$\{{#(?:{filled})\[[@*]\]\}}", lambda match: self.token(match[0]), text)
+        text = re.sub(r"%\([^()\n]*\)T", lambda match: self.token(match[0]), text)  # of printf: the time
         arrays = "|".join(re.findall(r"(?<!\w)(\w+)=[\"']?\w+\[@\]", text)) or "(?!)"
         unread = rf'"\$\{{\w+\[@\]/[^}}"]*\}}"|"\$\{{!(?:{arrays})\}}"'
         text = re.sub(unread, lambda match: self.token(self.of_file(path, match[0])), text)
         text = OF_BASH.sub(lambda match: self.token(match[0]), text)
-        text = re.sub(r"(?<![\w-])(command -[vV]|type -[pPt])(?=\s)", "which", text)
+        text = re.sub(r"(?<![\w-])(command -[vV]|type -[pPt]|compgen -G)(?=\s)", "which", text)
         text = re.sub(r"(?<![\w-])set \+x(?!\w)|(?<!\w)PS4=", ": ", text)  # because they would end the trace
         for match in reversed(list(re.finditer(r"\$\{\w+:?[-=+]", text))):
             end = _closing(text, match.start() + 1)
@@ -564,15 +569,24 @@ class Surroundings:
         command = " ".join(words)
         if command in run.unknown and command not in self.waits:
             begin, end = script.line(line.number) if script else (0, 0)
+            place, text = self.place_of(line), self.quoted(command)
             if script is None or DECIDES.search(script.text[begin:end]) or "!" in script.text[begin:end]:
-                text = self.statement_of(line) or self.quoted(command)
-                self.waits[command] = unknown_here(self.place_of(line), text)
-        if first not in TESTS or not (UNKNOWN.search(line.text) or self._is_tested(run, line)):
+                self.waits[command] = unknown_here(place, self.statement_of(line) or text)
+            else:  # a function that ends with the command, or a test of $?, can decide as well
+                self.answers.setdefault(command, unknown_here(place, text))
+        is_unknown = UNKNOWN.search(line.text) or OF_MACHINE.search(line.text) or self._is_tested(run, line)
+        if first not in TESTS or not is_unknown:
             return
         if script is not None and script.ask(line.number, first, words):
             return
         if first != ":":  # as in a text that a program passes to a shell
             self.unasked.setdefault(unknown_here(self.place_of(line), self.quoted(line.text)))
+
+    def _ask_untraced(self, run: Run) -> None:
+        """Adds the commands with an unknown answer that the trace leaves out, as in < <(smi)."""
+        for command in sorted(run.unknown.keys() - self.waits.keys() - self.answers.keys()):
+            text = self.quoted(command)
+            self.answers[command] = unknown_here(self.where(text), text)
 
     def place_of(self, line: Line) -> str:
         """Returns ``file:line`` of a traced command; only the launch script's name if no file holds it."""

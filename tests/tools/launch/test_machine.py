@@ -77,6 +77,26 @@ DECIDED = r"""
     cat /data/args | xargs python3 train.py --b 1 -> --b -> $(cat /data/args) is known
     echo "--use-tis --c 1" | xargs python3 train.py --b 1 ->  -> --use-tis --c 1
     read -ra H <<< "a b" ⏎ python3 train.py --n ${#H[@]} --b 1 ->  ->
+    mkdir /tmp/lock || A=(--held) ⏎ python3 train.py ${A[@]} --b 1 -> --held -> run.sh:1: mkdir /tmp/lock
+    set -e ⏎ mkdir -p a/b && touch a/c ⏎ cd a/b ⏎ python3 train.py --b 1 > log ->  ->
+    wait $! || A=(--late) ⏎ python3 train.py --n $(ulimit -n) ${A[@]} --b 1 -> --n --late -> run.sh:1: wait
+    compgen -G "x/*.pt" && A=(--resume) ⏎ python3 train.py ${A[@]} --b 1 -> --resume -> run.sh:1: which "x/*.pt"
+    set -e ⏎ pip install x ⏎ has() { ⏎   lspci | query ⏎ } ⏎ if has; then A=(--has); fi ⏎ python3 train.py ${A[@]} --b 1 -> --has -> run.sh:4: query
+    set -e ⏎ pip install x ⏎ lock() { ⏎   mkdir /tmp/lock ⏎ } ⏎ lock || A=(--held) ⏎ python3 train.py ${A[@]} --b 1 -> --held -> run.sh:4: mkdir
+    set +e ⏎ smi ⏎ S=$? ⏎ set -e ⏎ pip install x ⏎ [ $S = 0 ] && A=(--big) ⏎ python3 train.py ${A[@]} --b 1 -> --big -> run.sh:2: smi
+    set -e ⏎ pip install x ⏎ while read -r l; do A=(--big); done < <(smi) ⏎ python3 train.py ${A[@]} --b 1 -> --big -> smi
+    [ -t 0 ] && A=(--typed) ⏎ python3 train.py ${A[@]} --b 1 -> --typed -> run.sh:1: [ -t 0 ]
+    [[ -t 1 ]] || A=(--log) ⏎ python3 train.py ${A[@]} --b 1 -> --log -> run.sh:1: [[ -t 1 ]]
+    [ /a -nt /b ] && A=(--new) ⏎ python3 train.py ${A[@]} --b 1 -> --new -> run.sh:1: [ /a -nt /b ]
+    [ -d "$D" ] && A=(--there) ⏎ python3 train.py ${A[@]} --b 1 -> --there -> run.sh:1: [ -d "$D" ]
+    N=$(grep -c ^processor /proc/cpuinfo) ⏎ python3 train.py --n $N --h $(cat /etc/hostname) --b 1 -> --n --h -> cat /etc/hostname
+    grep -q avx /proc/cpuinfo && A=(--avx) ⏎ python3 train.py ${A[@]} --b 1 -> --avx -> run.sh:1: grep -q avx
+    grep -rq x conf && A=(--conf) ⏎ python3 train.py ${A[@]} --b 1 -> --conf -> run.sh:1: grep -rq x conf
+    [ -f /etc/hosts ] && A=(--hosts) ⏎ python3 train.py ${A[@]} --b 1 -> --hosts -> run.sh:1: [ -f /etc/hosts ]
+    N=$(gpus) ⏎ case "$N" in "") A=(--none);; esac ⏎ python3 train.py ${A[@]} --b 1 -> --none -> run.sh:2: "$N"
+    N=$(gpus) ⏎ case "$N" in *) A=(--any);; esac ⏎ python3 train.py ${A[@]} --b 1 ->  ->
+    printf -v D '%(%Y)T' -1 ⏎ python3 train.py --d $D --v ${BASH_VERSINFO[0]} --p $! --b 1 -> --d --v --p -> ${BASH_VERSINFO[0]}
+    X=$(echo $(smi) || echo "$SECONDS") ⏎ python3 train.py --x $X --b 1 -> --x ->
 """  # noqa: E501
 
 
