@@ -12,8 +12,8 @@ python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] # faults b
     [--rows FILE] [--results benchmarks/faults/RESULTS.md]          # goes on where it stopped; fills the page
 python -m benchmarks.faults report --out DIR --only NAME [--seed N]   # one of reports' runs: a folder
 python -m benchmarks.faults kind --out DIR --only NAME --seed N       # a healthy run; "window": lagging ones
-python -m benchmarks.faults reports [--unseen] [--only NAME] [--jobs N] # mechanisms that no detector knows
-    [--rows FILE] [--against FILE] [--dumps DIR]                    # goes on where it stopped; before and now
+python -m benchmarks.faults reports [--unseen] [--later] [--only NAME]  # mechanisms that no detector knew
+    [--jobs N] [--rows FILE] [--against FILE] [--dumps DIR]         # goes on where it stopped; before and now
 python -m benchmarks.faults honest [--count N]                        # identities of healthy runs
 python -m benchmarks.faults explains [--only NAME] [--dumps DIR]       # shares of k3, beside those planted
 """
@@ -31,7 +31,7 @@ from benchmarks.faults import explains, figures, honest, judge, outside, picture
 from benchmarks.faults.cases import FAULTS, HEALTHY, THREADS, healthy
 from benchmarks.faults.kinds import KINDS, SEEDS, WINDOWS, window, write_kind, write_lagging
 from benchmarks.faults.mechanisms import CASES, Runs
-from benchmarks.faults.outside import WINDOW
+from benchmarks.faults.outside import ALL_REPORTS, WINDOW
 from benchmarks.faults.reports import REPORTS, SEEN, runs_of, write_report
 from benchmarks.faults.world import World, write
 from slime_ext.tools.analysis.document import Document
@@ -54,6 +54,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path)
     parser.add_argument("--against", type=Path)
     parser.add_argument("--unseen", action="store_true")
+    parser.add_argument("--later", action="store_true")
     parser.add_argument("--count", type=int, default=200)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -71,7 +72,7 @@ def mechanisms(out: Path, names: list[str], seed: int) -> str:
 def reports(out: Path, names: list[str], seed: int) -> str:
     """Writes the dumps of public reports; returns how to look at them."""
     runs = runs_of(seed)
-    folders = [write_report(name, runs, out / f"{name}_{seed}") for name in names]
+    folders = [write_report(ALL_REPORTS[name], runs, out / f"{name}_{seed}") for name in names]
     return "\n".join(f"slime-ext analyze {folder}" for folder in folders)
 
 
@@ -139,14 +140,20 @@ COMMANDS = {
     ),
     "honest": lambda options: honest.table(options.count),
     "reports": lambda options: outside.judge_reports(
-        options.only, options.unseen, options.jobs, options.rows, options.against, options.dumps
+        options.only,
+        options.unseen,
+        options.later,
+        options.jobs,
+        options.rows,
+        options.against,
+        options.dumps,
     ),
     "judge": lambda options: judge.judge(
         options.only, options.seed, options.jobs, options.rows, options.results, options.dumps
     ),
     "explains": lambda options: explains.explains(options.only, options.seed, options.dumps),
 }
-NAMES = sorted({*real.NAMES, *FAULTS, *CASES, *REPORTS, *KINDS, WINDOW, HEALTHY})
+NAMES = sorted({*real.NAMES, *FAULTS, *CASES, *ALL_REPORTS, *KINDS, WINDOW, HEALTHY})
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ LlamaForCausalLM compute the same logits (tests/benchmarks/test_faults.py).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -60,6 +61,14 @@ class How:
         logits: dtype of the logits and of their log-sum-exp.
         local_positions: context-parallel ranks, each of which counts rotary positions over its own two
             chunks (0: positions are those of the sequence); for sequences that are computed at once.
+        raw_shares: experts are weighted by the router's logits instead of by their softmax.
+        neighbours: rotary positions turn neighbouring pairs of a head, by the angles of its two halves.
+        sharpness: factor of the attention's scores.
+        glu_blocks: rows of a block where gate and up projections are read in alternating blocks (0: as
+            halves).
+        lost_scores: first position of a key whose scores are 0 for queries that follow a cache (0: none).
+        unwritten: in the first of a prompt's two chunks, each query sees the slots of the second chunk too,
+            which are still 0.
     """
 
     dtype: torch.dtype = FP32
@@ -80,6 +89,12 @@ class How:
     router_bias: float = 0.0
     logits: torch.dtype = FP32
     local_positions: int = 0
+    raw_shares: bool = False
+    neighbours: bool = False
+    sharpness: float = 1.0
+    glu_blocks: int = 0
+    lost_scores: int = 0
+    unwritten: bool = False
 
 
 def random(shape: Shape, generator: torch.Generator) -> Weights:
@@ -230,7 +245,8 @@ class Model:
             times(x, w[f"self_attn.{name}_proj"]).view(batch, count, heads, self.shape.head)
             for name, heads in (("q", self.shape.heads), ("k", self.shape.shared), ("v", self.shape.shared))
         )
-        q, k = (rotated(self._normed(w, y, n), turn) for y, n in ((q, "q"), (k, "k")))
+        turned = rotated_neighbours if self.how.neighbours else rotated
+        q, k = (turned(self._normed(w, y, n), turn) for y, n in ((q, "q"), (k, "k")))
         k, v = self._rounded(k), self._rounded(v)
         if begin:
             k, v = (torch.cat([old, new], 1) for old, new in zip(cache.layers[layer], (k, v), strict=True))
@@ -243,7 +259,14 @@ class Model:
         return heads if weight is None else norm(heads, weight, self.shape.eps)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
-        exact = attend(q, k, v, begin, self.how.window, self.how.sink)
+        q = self.how.sharpness * q
+        lost = self.how.lost_scores if begin else 0
+        exact = attend(q, k, v, begin, self.how.window, self.how.sink, lost)
+        if self.how.unwritten and not begin and q.shape[1] > 1:
+            first, second = torch.arange(q.shape[1]).tensor_split(2)
+            slots = math.log(len(second))  # a key of 0 has the score 0, and a value of 0 adds nothing
+            diluted = attend(q, k, v, begin, self.how.window, slots)
+            return torch.cat([diluted[:, first], exact[:, second]], 1)
         if self.how.cache == FP32:
             return exact
         k, v = (x.to(self.how.cache).float() for x in (k, v))
@@ -252,7 +275,10 @@ class Model:
         return torch.where(late[:, None], coarse, exact)
 
     def _dense(self, w, h: Tensor) -> Tensor:
-        inner = silu(times(h, w["mlp.gate_proj"])) * times(h, w["mlp.up_proj"])
+        gate, up = w["mlp.gate_proj"], w["mlp.up_proj"]
+        if self.how.glu_blocks:
+            gate, up = in_blocks(gate, up, self.how.glu_blocks)
+        inner = silu(times(h, gate)) * times(h, up)
         return times(self._rounded(inner), w["mlp.down_proj"])
 
     def _experts(self, w, h: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -263,7 +289,7 @@ class Model:
         preferred = shares + self._router_bias(shares.shape[-1])
         chosen = preferred.topk(self.shape.active, -1).indices if forced is None else forced.long()
         share = shares.gather(-1, chosen)
-        share = share / share.sum(-1, keepdim=True)
+        share = logits.gather(-1, chosen) if self.how.raw_shares else share / share.sum(-1, keepdim=True)
         dense = torch.zeros_like(logits).scatter(-1, chosen, share)
         gate, up = torch.einsum("bnd,eid->bnei", h, w.get("mlp.experts.gate_up_proj")).chunk(2, -1)
         inner = self._rounded(silu(gate) * up)
@@ -314,6 +340,18 @@ def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return x * turn[0] + torch.cat([-second, first], -1) * turn[1]
 
 
+def rotated_neighbours(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Turns neighbouring pairs, where the angles of ``turn`` are laid out for the two halves of a head."""
+    swapped = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+    return x * turn[0] + swapped * turn[1]
+
+
+def in_blocks(gate: Tensor, up: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Reads rows that are all of the gate, then all of the up projection as alternating blocks of both."""
+    blocks = torch.cat([gate, up]).split(size)
+    return torch.cat(blocks[::2]), torch.cat(blocks[1::2])
+
+
 def local_positions(count: int, ranks: int) -> Tensor:
     """Positions [count] where each of the ranks counts from 0 over its chunks r and 2 * ranks - 1 - r."""
     chunks = torch.arange(count).tensor_split(2 * ranks)
@@ -324,12 +362,23 @@ def local_positions(count: int, ranks: int) -> Tensor:
     return torch.cat(places)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, begin: int, window: int = 0, sink: float = -torch.inf) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    begin: int,
+    window: int = 0,
+    sink: float = -torch.inf,
+    lost: int = 0,
+) -> Tensor:
     """Causal attention of queries that follow ``begin`` others, [B, N, heads * size], over the ``window``
-    last positions (0: over all), and a sink that has no value."""
+    last positions (0: over all), and a sink that has no value; scores of keys from position ``lost`` on are 0
+    (0: of none)."""
     batch, count, heads, size = q.shape
     q = q.view(batch, count, k.shape[2], heads // k.shape[2], size)
     scores = torch.einsum("bnghd,bmgd->bghnm", q, k) / size**0.5
+    if lost:
+        scores[..., lost:] = 0.0
     if count > 1 or window:
         ago = torch.arange(begin, begin + count)[:, None] - torch.arange(k.shape[1])
         unseen = (ago < 0) | (ago >= window) if window else ago < 0

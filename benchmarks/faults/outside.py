@@ -1,9 +1,10 @@
 """Judges ``analyze`` on mechanisms that no detector was written for, and on healthy runs of many kinds.
 
-python -m benchmarks.faults reports [--unseen] [--only NAME] [--jobs N] [--rows FILE] [--against FILE]
-    [--dumps DIR]
+python -m benchmarks.faults reports [--unseen] [--later] [--only NAME] [--jobs N] [--rows FILE]
+    [--against FILE] [--dumps DIR]
 
-It judges mechanisms, healthy runs and windows of the seen seeds, or of those that are unseen. A row is
+It judges mechanisms, healthy runs and windows of the seen seeds, or of those that are unseen. The mechanisms
+are those of the first table, or with ``--later`` those of the second, without windows. A row is
 appended to the file of ``--rows`` as soon as it is known, and not made again; the table has all rows of that
 file, and those of ``--against`` beside them. Runs that ``report --out DIR`` and ``kind --out DIR`` wrote are
 read there (``--dumps DIR``), and any other is made.
@@ -36,9 +37,12 @@ from benchmarks.faults.kinds import (
     write_kind,
     write_lagging,
 )
+from benchmarks.faults.later_reports import LATER_REPORTS
 from benchmarks.faults.reports import REPORTS, SEEN, UNSEEN, base, runs_of, write_report
 from slime_ext.tools.analysis.document import Document
 
+TABLES = {"": REPORTS, ", later": LATER_REPORTS}
+ALL_REPORTS = REPORTS | LATER_REPORTS
 LAG_NAMES = ("stale_weights", *judge.OPEN)  # of an error in a short window of a lagging run
 WINDOW, RIGHT_WINDOW, WRONG_WINDOW = "window", "no other error", "error of another cause"
 
@@ -107,12 +111,13 @@ class Asked:
         for name in self.reports:
             if (name, self.seed) in self.known:
                 continue
-            family = REPORTS[name].family
+            report = ALL_REPORTS[name]
+            family = report.family
             if family not in healthy:
                 plain = partial(runs.plant, base(self.seed, family), family)
                 healthy[family] = self._analysed(f"healthy_{family}", plain).total.k3 or 0.0
-            document = self._analysed(name, partial(write_report, name, runs))
-            verdict = judge.verdict(REPORTS[name], document)
+            document = self._analysed(name, partial(write_report, report, runs))
+            verdict = judge.verdict(report, document)
             yield row_of(name, self.seed, verdict, document, healthy[family])
 
     def _windows(self) -> Iterator[Row]:
@@ -177,10 +182,11 @@ def table(columns: dict[str, list[Row]]) -> str:
 
 def _groups(columns: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
     for seeds, word in ((SEEN, "seen"), (UNSEEN, "unseen")):
-        for column, rows in columns.items():
-            group = [row for row in rows if row.name in REPORTS and row.seed in seeds]
-            if group:
-                yield f"{word}, {column}", group
+        for table_name, reports in TABLES.items():
+            for column, rows in columns.items():
+                group = [row for row in rows if row.name in reports and row.seed in seeds]
+                if group:
+                    yield f"{word}{table_name}, {column}", group
 
 
 def _totals(columns: dict[str, list[Row]]) -> Iterator[str]:
@@ -199,7 +205,7 @@ def _by_report(columns: dict[str, list[Row]]) -> Iterator[str]:
     groups = dict(_groups(columns))
     yield f"| mechanism | report | right | k3 | {' | '.join(groups)} |"
     yield f"|---|---|---|---|{'---|' * len(groups)}"
-    for name, report in REPORTS.items():
+    for name, report in ALL_REPORTS.items():
         rows = [row for group in groups.values() for row in group if row.name == name]
         if rows:
             k3 = [row.k3 for row in rows]
@@ -239,7 +245,7 @@ def _healthy_groups(columns: dict[str, list[Row]]) -> Iterator[tuple[str, list[R
     seen |= {(WINDOW, 100 * seed + number) for seed in LAGGING for number in range(WINDOWS)}
     for is_seen, word in ((True, "seen"), (False, "unseen")):
         for column, rows in columns.items():
-            group = [row for row in rows if row.name not in REPORTS]
+            group = [row for row in rows if row.name not in ALL_REPORTS]
             yield f"{word}, {column}", [row for row in group if ((row.name, row.seed) in seen) is is_seen]
 
 
@@ -264,6 +270,7 @@ def _explained(columns: dict[str, list[Row]]) -> Iterator[str]:
 def judge_reports(
     only: Sequence[str] | None,
     unseen: bool,
+    later: bool,
     jobs: int,
     path: Path | None,
     against: Path | None,
@@ -273,11 +280,12 @@ def judge_reports(
     with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
         path = path or Path(folder) / "rows.jsonl"
         known = frozenset((row.name, row.seed) for row in read(path))
-        names = tuple(name for name in only or REPORTS if name in REPORTS)
+        reports = LATER_REPORTS if later else REPORTS
+        names = tuple(name for name in only or reports if name in reports)
         asked = [Asked(s, reports=names, known=known, dumps=dumps) for s in (UNSEEN if unseen else SEEN)]
         kinds = tuple(name for name in only or KINDS if name in KINDS)
         asked += [Asked(s, kinds=kinds, known=known) for s in (UNSEEN_SEEDS if unseen else SEEDS)]
-        if not only or WINDOW in only:
+        if WINDOW in only if only else not later:
             lagging = UNSEEN_LAGGING if unseen else LAGGING
             asked += [Asked(seed, windows=WINDOWS, known=known) for seed in lagging]
         rows = judged(asked, jobs, path)

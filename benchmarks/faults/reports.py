@@ -20,7 +20,7 @@ from benchmarks.faults.mechanisms import Runs, Samples, Toy
 from benchmarks.faults.model import BF16, FP8, FP32, How, Shape, Weights, stored
 from benchmarks.faults.world import GROUP, World, log_probs_of, resampled
 
-SEEN, UNSEEN = tuple(range(100, 121)), (121, 122, 123)
+SEEN, UNSEEN = tuple(range(100, 124)), (124, 125, 126)
 THINK_END = 2  # token id that ends a thought
 Run = Any  # of a world
 
@@ -751,7 +751,6 @@ def runs_of(seed: int) -> Runs:
     return Runs(seed, base=base)
 
 
-def write_report(name: str, runs: Runs, folder: Path) -> Path:
+def write_report(report: Report, runs: Runs, folder: Path) -> Path:
     """Writes the dumps of a report."""
-    report = REPORTS[name]
     return runs.plant(report.world(runs.seed), report.family, folder)

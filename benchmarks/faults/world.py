@@ -76,8 +76,10 @@ class World:
         trains: whether a weight of this name is trained.
         processor: of the sampler's logits, before its temperature; ``races``: share of the tokens whose
             log-prob is taken from the logits of the step after.
+        emits: probabilities from which tokens are drawn, where they are not those that it writes down.
         told: the prompts that the engine sees, of those that the trainer has.
-        holds: what the engine has after a push, of what it should have.
+        holds: what the engine has after a push, of what it should have; ``decodes``: what it uses after the
+            prompt.
         engines, astray: how many engines there are, to which samples go in turn (0: nobody writes it down);
             those that have other weights in a rollout, and the version that they report ("": the right one).
         handed: what code does to the samples of a rollout on their way to the trainer.
@@ -128,8 +130,10 @@ class World:
     trains: Callable[[str], bool] = lambda name: True
     processor: Callable[[Tensor, _Rows], Tensor] | None = None
     races: float = 0.0
+    emits: Callable[[Tensor, _Rows], Tensor] | None = None
     told: Callable[[Tensor], Tensor] | None = None
     holds: Callable[[_Run], Weights] | None = None
+    decodes: Callable[[_Run], Weights] | None = None
     engines: int = 0
     astray: Callable[[_Run], dict[int, tuple[Weights, str]]] | None = None
     handed: Callable[[list[Turn], _Run], None] | None = None
@@ -320,6 +324,7 @@ def _batch(
             prefill(prefix, prompts[::GROUP, :-1], cache)
         logits = prefill(current, prompts[::GROUP, cache.length :], cache).repeat_interleave(GROUP, 0)
         cache = cache.repeated(GROUP)
+        current = _decoding(run, current)
         for at in range(world.length):
             if before and at == world.length // 3:
                 current = weights
@@ -345,6 +350,12 @@ def _batch(
         rows.turn(i, untold[i], n, None if experts is None else experts[i], (run.version, old), cached)
         for i, n in enumerate(rows.lengths())
     ]
+
+
+def _decoding(run: _Run, current: Weights) -> Weights:
+    """The weights with which tokens after the prompt are sampled."""
+    world = run.world
+    return stored(world.decodes(run), world.engine) if world.decodes else current
 
 
 def _turn_begins(world: World) -> list[int]:
@@ -382,7 +393,8 @@ class _Rows:
             raced = torch.rand(len(drawn), 1, generator=self.generator) < world.races
             late = drawn.gather(1, self.tokens[-1])
             self.log_probs[-1] = torch.where(raced, late, self.log_probs[-1])
-        token = torch.multinomial(drawn.exp(), 1, generator=self.generator)
+        emitted = world.emits(drawn, self) if world.emits else drawn.exp()
+        token = torch.multinomial(emitted, 1, generator=self.generator)
         log_prob = recorded.gather(1, token)
         if is_tool:
             token = self._told(token)

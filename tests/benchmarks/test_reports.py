@@ -9,18 +9,29 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.faults import honest, judge, kinds, outside, reports
+from benchmarks.faults import honest, judge, kinds, later_reports, outside, reports
 from benchmarks.faults.dump import Turn
+from benchmarks.faults.later_reports import LATER_REPORTS
 from benchmarks.faults.mechanisms import Runs, start
-from benchmarks.faults.model import BF16, How, attend, local_positions, log_softmax
+from benchmarks.faults.model import (
+    BF16,
+    How,
+    Model,
+    Shape,
+    attend,
+    in_blocks,
+    local_positions,
+    log_softmax,
+    rotated_neighbours,
+)
 from benchmarks.faults.reports import REPORTS, base
 from benchmarks.faults.world import write
 from slime_ext.tools.analysis.document import FINDINGS
 
 
 def test_every_report_says_what_it_is():
-    assert len(REPORTS) >= 25
-    for name, report in REPORTS.items():
+    assert len(REPORTS) >= 25 and len(outside.ALL_REPORTS) == len(REPORTS) + len(LATER_REPORTS)
+    for name, report in outside.ALL_REPORTS.items():
         assert report.mechanism.endswith("."), name
         assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", report.source), name
         assert 1 <= len(report.right) <= 3 and set(report.right) & set(FINDINGS), name
@@ -123,7 +134,7 @@ def test_each_rank_whitens_its_own_tokens():
 def test_a_planted_run_is_far_from_the_healthy_one(name, tmp_path):
     runs, family = Runs(101, most_rollouts=2, base=base), REPORTS[name].family
     healthy = outside.judge.analysed(runs.plant(base(101, family), family, tmp_path / "healthy"))
-    planted = outside.judge.analysed(reports.write_report(name, runs, tmp_path / "planted"))
+    planted = outside.judge.analysed(reports.write_report(REPORTS[name], runs, tmp_path / "planted"))
     assert planted.total.k3 > 5 * healthy.total.k3
 
 
@@ -154,5 +165,81 @@ def test_each_part_of_a_healthy_run_has_its_distance(tmp_path):
 
 def test_a_place_that_all_far_tokens_share_is_named_alone(tmp_path):
     """In run 112, chunks begin in the prompt of 36 samples, which therefore agree: two kinds of samples."""
-    document = judge.analysed(outside.write_report("rolled_in_shard", reports.runs_of(112), tmp_path))
+    report = REPORTS["rolled_in_shard"]
+    document = judge.analysed(outside.write_report(report, reports.runs_of(112), tmp_path))
     assert [finding.name for finding in document.findings if finding.is_fault] == ["shared_place"]
+
+
+def heads(*size):
+    return [torch.randn(*size, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+
+
+def test_neighbouring_pairs_turn_like_complex_numbers():
+    x, angle = heads(1, 5, 2, 8)[0], torch.tensor(0.7)
+    turned = rotated_neighbours(x, (angle.cos(), angle.sin()))
+    pairs = torch.view_as_complex(x.view(1, 5, 2, 4, 2)) * torch.polar(torch.tensor(1.0), angle)
+    torch.testing.assert_close(turned, torch.view_as_real(pairs).flatten(-2))
+
+
+def test_projections_are_read_in_alternating_blocks():
+    gate, up = in_blocks(torch.arange(4)[:, None], torch.arange(4, 8)[:, None], 2)
+    assert gate.flatten().tolist() == [0, 1, 4, 5] and up.flatten().tolist() == [2, 3, 6, 7]
+
+
+def test_lost_scores_are_those_of_keys_of_zero():
+    q = heads(1, 1, 2, 4)[0]
+    _, k, v = heads(1, 6, 2, 4)
+    zeros = torch.cat([k[:, :4], torch.zeros(1, 2, 2, 4)], 1)
+    torch.testing.assert_close(attend(q, k, v, 5, lost=4), attend(q, zeros, v, 5))
+
+
+def test_the_first_chunk_sees_unwritten_slots_and_the_second_does_not():
+    q, k, v = heads(1, 6, 2, 4)
+    slots = torch.zeros(1, 3, 2, 4)
+    diluted = Model(Shape(), How(unwritten=True))._attend(q, k, v, 0)
+    assert torch.equal(diluted[:, 3:], attend(q, k, v, 0)[:, 3:])
+    for at in range(3):
+        seen = (torch.cat([x[:, : at + 1], slots], 1) for x in (k, v))
+        torch.testing.assert_close(diluted[:, at], attend(q[:, at : at + 1], *seen, at + 3)[:, 0])
+
+
+def test_a_repeated_bigram_is_banned():
+    rows = SimpleNamespace(tokens=[torch.tensor([[token], [7]]) for token in (5, 6, 8, 5)])
+    kept = later_reports.no_repeated_ngram(replace(base(100), seed=100))(torch.zeros(2, 10), rows)
+    assert (kept == -torch.inf).nonzero().tolist() == [[0, 6], [1, 7]]
+
+
+def test_a_draft_of_all_tokens_leaves_the_distribution_as_it_is():
+    emits, rows = later_reports.draft_of_few(base(100)), SimpleNamespace(tokens=[])
+    log_probs = heads(3, 4)[0].log_softmax(-1)
+    torch.testing.assert_close(emits(log_probs, rows), log_probs.exp())
+    torch.testing.assert_close(emits(heads(3, 20)[0].log_softmax(-1), rows).sum(-1), torch.ones(3))
+
+
+def test_advantages_by_others_and_by_stride():
+    turns = turns_of(*[2] * 8)
+    for turn, reward in zip(turns, (1, 0, 0, 0, 1, 1, 0, 0), strict=True):
+        turn.reward = float(reward)
+    later_reports.by_others(turns, a_run())
+    assert turns[0].advantage == pytest.approx(1e6) and abs(turns[1].advantage) < 1
+    later_reports.by_stride(turns, a_run())
+    survivors = [turn for turn in turns if not turn.dropped]
+    assert 4 < len(survivors) < 8
+    assert [turn.advantage for turn in survivors[4:]] == [turn.reward for turn in survivors[4:]]
+
+
+@pytest.mark.parametrize("name", LATER_REPORTS)
+def test_a_later_report_is_planted(name, tmp_path):
+    report = LATER_REPORTS[name]
+    runs = Runs(101, most_rollouts=3, base=base)
+    runs.plant(base(101, report.family), report.family, tmp_path / "healthy")
+    reports.write_report(report, runs, tmp_path / "planted")
+    healthy, planted = (
+        torch.load(tmp_path / side / "train_data/2.pt", weights_only=True)["samples"]
+        for side in ("healthy", "planted")
+    )
+    assert any(
+        one[column].shape != other[column].shape or not torch.equal(one[column], other[column])
+        for one, other in zip(healthy, planted, strict=False)
+        for column in ("rollout_log_probs", "log_probs", "loss_masks", "advantages")
+    )
