@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import yaml
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -66,15 +65,17 @@ def named_width() -> int | None:
 
 
 def console(*, stderr: bool = False, width: int = COLUMNS) -> PlainConsole:
-    """Returns a console. Outside a terminal it is as wide as the variable COLUMNS says.
+    """Returns a console that shows ``:fire:`` as written, because it may be a part of a user's path.
+
+    Outside a terminal it is as wide as the variable COLUMNS says.
 
     Args:
         width: characters outside a terminal without COLUMNS.
     """
-    terminal = PlainConsole(highlight=False, stderr=stderr)
+    terminal = PlainConsole(highlight=False, emoji=False, stderr=stderr)
     if terminal.is_terminal:
         return terminal
-    return PlainConsole(highlight=False, stderr=stderr, width=named_width() or width)
+    return PlainConsole(highlight=False, emoji=False, stderr=stderr, width=named_width() or width)
 
 
 def table(rows: Iterable[Sequence[str | Text]], header: Sequence[str] = ()) -> Table:
@@ -87,5 +88,7 @@ def table(rows: Iterable[Sequence[str | Text]], header: Sequence[str] = ()) -> T
 
 def yaml_of(value: Any) -> str:
     """Returns YAML in the order of the mapping, with small mappings on one line."""
+    import yaml  # most commands write none
+
     text: str = yaml.safe_dump(value, sort_keys=False, default_flow_style=None, width=INLINE)
     return text.rstrip()

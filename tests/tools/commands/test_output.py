@@ -30,3 +30,11 @@ def test_nothing_that_is_printed_controls_the_terminal(capsys, tmp_path):
         output.table([["a\x1b", Text("b\x9b", "red")]]), Group(Text("c\x00")), "d\u2066", markup=False
     )
     assert capsys.readouterr().out.split() == ["a\\x1b", "b\\x9b", "c\\x00", "d\\u2066"]
+
+
+def test_a_word_between_colons_stays_that_word(capsys):
+    screen = output.console()
+    screen.print("[bold]run:fire:1[/bold]")
+    screen.print("run:fire:2", markup=False)
+    screen.print(output.table([["run:fire:3"]]))
+    assert capsys.readouterr().out.split() == ["run:fire:1", "run:fire:2", "run:fire:3"]
