@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -348,3 +350,11 @@ def test_no_flags_are_offered_beneath_an_error(capsys):
     few = replace(document().total, sequences=5)
     summary(console(), [document(recommendation=recommend.recommend((), few))])
     assert f"  {INIT_FLAG}\n" in capsys.readouterr().out
+
+
+def test_what_only_a_users_file_needs_is_not_imported(runs):
+    code = "import sys; from slime_ext.tools.commands import cli; cli.main(sys.argv[1:]); print(*sys.modules)"
+    words = [sys.executable, "-c", code, "analyze", str(runs / "healthy")]
+    ran = subprocess.run(words, capture_output=True, text=True, check=True)
+    modules = {"yaml", "pydantic", "matplotlib", "rich._emoji_codes", "slime_ext.config.load"}
+    assert modules.isdisjoint(ran.stdout.splitlines()[-1].split())

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_ext import presets
-from slime_ext.config.files import read_yaml
-from slime_ext.config.load import read_config
 from slime_ext.hosts.contract import INIT_FLAG
 from slime_ext.tools import decision
 from slime_ext.tools.analysis.document import (
@@ -209,6 +207,9 @@ def flags(name: str, file: str | None = None) -> str:
 
 
 def _lacking(file: str) -> list[str]:
+    from slime_ext.config.files import read_yaml  # most runs have no file, and the imports take 10 ms
+    from slime_ext.config.load import read_config
+
     config = read_yaml(file)
     wanted = flags_of("correct", read_config(config["slime_ext"]).correction)
     return [

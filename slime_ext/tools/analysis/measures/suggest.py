@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import yaml
 from torch import Tensor
 
 from slime_ext.ops import divergences
@@ -145,6 +144,8 @@ class Ranking:
         bounds = rejection.bounds(kept + gap / 4)
         if bounds is None:
             return None
+        import yaml  # most runs ask for no suggestion
+
         config = {
             "use_tis": True,
             "custom_tis_function_path": "slime_ext.tis.correct",

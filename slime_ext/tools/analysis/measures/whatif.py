@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from slime_ext import presets
-from slime_ext.config import load as config
-from slime_ext.config.words import one_line
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction, Outcome, Tokens
 from slime_ext.core.losses import Bounds, HostLoss, Reinforce
@@ -152,4 +150,7 @@ def _described(name: str, correction: Correction) -> tuple[str, str]:
     known = presets.PRESETS.get(name)
     if known and known.correction == correction:
         return known.formula, known.source
-    return one_line(config.to_mapping(correction)), ""
+    from slime_ext.config.load import to_mapping  # only a user's file needs it
+    from slime_ext.config.words import one_line
+
+    return one_line(to_mapping(correction)), ""

@@ -58,12 +58,15 @@ def _absent(row: Field) -> Any:
     return None if row.per == "token" else row.missing
 
 
-# One sample of a file: lists or tensors over the response [R], and single values, under the name ``one`` of
-# each row. A field that the file lacks is None, or the row's ``missing``.
+SAMPLE = """One sample of a file: lists or tensors over the response [R], and single values.
+
+Each is under the name ``one`` of its row. A field that the file lacks is None, or the row's ``missing``.
+"""
 DumpedSample = make_dataclass(
     "DumpedSample",
     [(row.one, Any, _absent(row)) for row in OF_SAMPLES if row.one not in _Raw.__dataclass_fields__],
     bases=(_Raw,),
+    namespace={"__doc__": SAMPLE},
 )
 
 
