@@ -16,6 +16,10 @@ from typing import NamedTuple
 COMMENT = re.compile(r"(^|\s)#.*", re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 SUM = re.compile(r"\$\(\((?:[^()]|\([^()]*\))*\)\)")
+OF_ARRAY = "slime_ext_of_array"  # marks the word that shows the subscript of an array
+ELEMENT = re.compile(r"\$\{!?(\w+)\[([^][@*'\n]*\$[^][@*'\n]*)\]")  # ${A[$K]}
+# The begin of a statement that sets an element: A[$K]=
+SETS_ELEMENT = re.compile(r"(?<![\w${])(\w+)\[([^][@*'\n]*\$[^][@*'\n]*)\]\+?=(?![=(~])")
 ONCE, NOT_AT_FIRST = "slime_ext_once", "slime_ext_not_at_first"  # commands that the sandbox answers
 # First word of a traced test -> how the test is written.
 TESTS = {
@@ -88,6 +92,7 @@ class Script:
     questions: dict[int, Question] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.elements = set[int]()  # offsets of the elements of arrays that are replaced
         self.starts = [0, *(match.end() for match in re.finditer("\n", self.text))]
         for words in (CASE, LIST):  # bash's trace leaves out these words, so a command with them is inserted
             for match in words.finditer(self.text):
@@ -96,12 +101,24 @@ class Script:
                 if is_of_bash and not written.endswith("\\"):
                     end = match.start(1) + len(written)
                     self.put[end, end] = f"$(: {written})"
+        for words in (ELEMENT, SETS_ELEMENT):  # nor does it have a subscript
+            for match in words.finditer(self.text):
+                subscript = f"$(: {OF_ARRAY} {match.start()} {match[2]})"
+                if not self._is_literal(match.start()) and _is_readable(f": {subscript}"):
+                    place = match.start() if words is ELEMENT else match.end()
+                    self.put[place, place] = subscript
 
     def _is_quoted(self, offset: int) -> bool:
         """Whether an offset is in a comment, or in a quotation that begins in its line."""
         before = self.text[self.text.rfind("\n", 0, offset) + 1 : offset]
         plain = re.sub(r"\\.|\"(?:\\.|[^\"\\])*\"|'[^']*'", "", before)
         return re.search(r"[\"']|(?:^|\s)#", plain) is not None
+
+    def _is_literal(self, offset: int) -> bool:
+        """Whether an offset is in a comment, or in single quotes that begin in its line."""
+        before = self.text[self.text.rfind("\n", 0, offset) + 1 : offset]
+        plain = re.sub(r"\\.|\"(?:\\.|[^\"\\])*\"|'[^']*'", "", before)
+        return re.search(r"^[^\"]*'|(?:^|\s)#", plain) is not None
 
     def prepared(self, outcome: Callable[[str, Question], int | None]) -> str:
         """Returns the text with all replacements.
@@ -184,6 +201,25 @@ class Script:
         """Returns the text with an outcome of a question in its place."""
         return self.text[: question.begin] + question.outcomes[0] + self.text[question.end :]
 
+    def without_element(self, at: int, token: Callable[[str], str]) -> None:
+        """Replaces an element of an array by a token, because its subscript is unknown.
+
+        If a statement sets such an element, it can be any, so all words of the array are replaced.
+
+        Args:
+            at: the offset of the element.
+            token: maps a part's text to the token for it.
+        """
+        places = [at]
+        if self.text[at] != "$":
+            name = re.match(r"\w+", self.text[at:])
+            uses = rf"\$\{{[!#]?{name[0] if name else ''}(?:\[|\}})"
+            places = [match.start() for match in re.finditer(uses, self.text)]
+        for begin in (place for place in places if not self._is_literal(place)):
+            end = closing(self.text, begin + 1) + 1
+            self.put.setdefault((begin, end), token(self.text[begin:end]))
+            self.elements |= {at, begin}
+
     def _of_test(self, begin: int, end: int) -> Question:
         """Returns the question of a test. A loop that waits for the machine ends before or after one pass."""
         loop = BEFORE_LOOP.search(self.text, self.line(self.number(begin))[0], begin)
@@ -219,7 +255,7 @@ class Script:
         begin, end = self.line(number)
         return (
             self._without_sums(begin, end, token)
-            or any(begin <= at < end for at in self.questions)
+            or any(begin <= at < end for at in (*self.questions, *self.elements))
             or self._without_count(begin, end)
             or self._without_let(begin, end, token)
             or self._without_assignment(begin, end, token)
@@ -281,6 +317,16 @@ def _without_subshell(text: str) -> str:
     while text.endswith(")") and text.count(")") > text.count("("):
         text = text[:-1].rstrip()
     return text
+
+
+def closing(text: str, begin: int) -> int:
+    """Returns the offset of the brace that closes the brace at ``begin``."""
+    depth = 0
+    for i in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[i], 0)
+        if depth == 0:
+            return i
+    return len(text)
 
 
 def _is_readable(text: str) -> bool:

@@ -25,6 +25,7 @@ from slime_ext.tools.launch.trace import (
     END,
     MAPPING,
     TOKEN,
+    TYPED,
     UNKNOWN,
     Call,
     Command,
@@ -95,9 +96,9 @@ class Sandbox:
         folder, files = guess.worded(around.folder), self._files(guess)
         shell = self._shell(run, guess, folder, around.environment(), files)
         parts: list[str] = []  # of the trace; if the sandbox ends a run, its result has no trace
-        command = shlex.join(["bash", "-x", around.path, *self.arguments])
+        command = f"{shlex.join(['bash', '-x', around.path, *self.arguments])} < {TYPED}"
         result = shell.execute_sync(command, on_output=lambda _, errors: parts.append(errors))
-        run.made = {path for path in around.tests if shell.fs().exists(path)}
+        run.made = {p for p in around.tests if shell.fs().exists(p) and not around.is_above_matches(p)}
         run.end = None  # because it keeps the shell, and so three open files, alive
         run.trace += "".join(parts) if result.error else result.stderr
         run.error, run.status = result.error or "", result.exit_code
@@ -139,14 +140,15 @@ class Sandbox:
         """Answers a command: returns what it prints, and its status."""
         from bashkit import BuiltinResult
 
-        words = _words_of(context)
+        stdin = "" if self.around.is_typed(context.stdin or "") else context.stdin or ""
+        words = _words_of(context, stdin)
         if TOKEN.fullmatch(context.name):
             self.around.evaluated.setdefault(f"eval {self.around.quoted(context.name)}")
-        run.commands.append(Command(words, context.cwd, context.stdin or ""))
-        if context.name in TEXT_TOOLS and (result := self._of_tool(context)) is not None:
+        run.commands.append(Command(words, context.cwd, stdin))
+        if context.name in TEXT_TOOLS and (result := self._of_tool(context, stdin)) is not None:
             return result
         if context.name in ("tee", "sleep"):
-            return BuiltinResult(stdout=context.stdin or "")
+            return BuiltinResult(stdout=stdin)
         if context.name in (ONCE, NOT_AT_FIRST):
             run.passes[words] += 1
             return BuiltinResult(exit_code=int((run.passes[words] == 1) != (context.name == ONCE)))
@@ -155,7 +157,7 @@ class Sandbox:
         files = self._written(words, guess, folder, context) if program_of(words) is not None else {}
         changed = self._changed(guess, context.fs) if program_of(words) is not None else frozenset()
         run.calls.append(Call(words, variables, folder, files, changed))
-        if inner := shell_text(words, context.stdin or ""):
+        if inner := shell_text(words, stdin):
             return self._of_shell(run, guess, *inner, folder, context)
         return BuiltinResult() if program_of(words) is not None else self._unknown(run, guess, words, context)
 
@@ -175,7 +177,8 @@ class Sandbox:
         fails = guess.fails ^ (guess.asked == command) ^ is_waited_for
         is_model = any(map(is_of_model, words))
         text = f"$({self.around.quoted(command)})"
-        output = "" if fails else self.around.token(text, "", False, False, is_model) + "\n"
+        token = self.around.token(text, "", False, False, is_model)
+        output = "" if fails else self.around.lines_of(token, guess)
         return BuiltinResult(stdout=guess.worded(output), exit_code=int(fails))
 
     def _written(
@@ -196,7 +199,7 @@ class Sandbox:
         paths = {path: guess.worded(path) for path in self.around.configs}
         return frozenset(path for path, name in paths.items() if _text(fs, name) != there.get(name))
 
-    def _of_tool(self, context: BuiltinContext) -> BuiltinResult | None:
+    def _of_tool(self, context: BuiltinContext, stdin: str) -> BuiltinResult | None:
         """Runs a text tool on input that is fully known. Returns None if a part is unknown."""
         from bashkit import Bash, BuiltinResult
 
@@ -204,12 +207,10 @@ class Sandbox:
         if is_grep and any(re.fullmatch(r"-\w*[rR]\w*|--recursive", word) for word in context.argv):
             return None
 
-        read = "".join([context.stdin or "", *context.argv])
+        read = "".join([stdin, *context.argv])
         if UNKNOWN.search(read) or not read:
             return None
-        files: dict[str, Any] = {
-            STDIN: context.stdin or ""
-        }  # the tool sees no other file, because its content is unknown
+        files: dict[str, Any] = {STDIN: stdin}  # the tool sees no other file, because its content is unknown
         command = f"{shlex.join([context.name, *context.argv])} < {STDIN}"
         shell = _with_files_only(Bash(cwd=context.cwd, files=files, **LIMITS), files)
         result = _elsewhere(lambda: shell.execute_sync(command))
@@ -234,11 +235,11 @@ class Sandbox:
         return BuiltinResult(stdout=result.stdout, exit_code=result.exit_code)
 
 
-def _words_of(context: BuiltinContext) -> tuple[str, ...]:
+def _words_of(context: BuiltinContext, stdin: str) -> tuple[str, ...]:
     """Returns the words of a command. xargs adds those that it reads, unless -I says where they go."""
     words = (context.name, *context.argv)
     reads = context.name == "xargs" and not any(word.startswith("-I") for word in words)
-    return (*words, *split(context.stdin or "")) if reads else words
+    return (*words, *split(stdin)) if reads else words
 
 
 def _made(context: BuiltinContext, *, fails: bool) -> BuiltinResult:

@@ -17,7 +17,16 @@ from typing import Any, NamedTuple
 
 from slime_ext.errors import ConfigError, cut
 from slime_ext.hosts.contract import flag_of
-from slime_ext.tools.launch.questions import COMMENT, FLAG, NOT_AT_FIRST, ONCE, SET, Script
+from slime_ext.tools.launch.questions import (
+    COMMENT,
+    FLAG,
+    NOT_AT_FIRST,
+    OF_ARRAY,
+    ONCE,
+    SET,
+    Script,
+    closing,
+)
 from slime_ext.tools.launch.trace import (
     BEGIN,
     COMPLAINT,
@@ -25,12 +34,14 @@ from slime_ext.tools.launch.trace import (
     PS4,
     SHELLS,
     TOKEN,
+    TYPED,
     UNKNOWN,
     Call,
     Guess,
     Line,
     Run,
     at,
+    narrowed,
     program_of,
 )
 from slime_ext.tools.launch.visible import Visible, names_of, script_text
@@ -55,8 +66,9 @@ NO_SETTINGS = re.compile(  # /opt/conda/etc/profile.d/conda.sh, ~/.bashrc, venv/
     r"/dev/null|(.*/)?(activate|conda\.sh|\.?bashrc|\.?(bash_)?profile|\.?zshrc|setvars\.sh|set_env\.sh)"
 )
 LOOKS = re.compile(
-    r"(?:cd|pushd|source|\.|bash|sh|'?\[\[?'?|test|\S*/\S*)(?:\s|$)"
+    r"(?:cd|pushd|source|\.|bash|sh|nohup|exec|env|timeout|'?\[\[?'?|test|\S*/\S*)(?:\s|$)"
 )  # a command that looks for a file
+WRAPPERS = ("nohup", "exec", "env", "timeout")  # bashkit itself runs the command in their arguments
 TESTS = ("[", "[[", "test", "((", ":")
 # A test of a file, as bash traces it: -f '/data/a b'
 TEST_OF_FILE = re.compile(r"(?<!\S)-([bcdefghkLprsSuwxO]) +('[^']*'|[^\s'\])]+)")
@@ -91,6 +103,18 @@ FILLED = re.compile(
 NO_SUM = re.compile(r"No such file|command not found|[Nn]ot a directory|Permission denied")
 LOOP = re.compile(r"(?<![\w-])(?:for|select)\s+(?:\w+\s+in\s+)?$")
 REFERENCE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
+
+
+# A glob pattern in a trace: dir/*.pt
+GLOB = re.compile(rf"(?<![\w*?./=\[-])(?!-)[\w./\[\]{BEGIN}{END}-]*[*?][\w./*?\[\]{BEGIN}{END}-]*")
+MOST_GLOBS = 20
+MOST_TYPED = 100  # lines
+# Redirections of stderr, on which bash prints its trace: 2>&1, 2> log, &> log, |&. Quotes and comments stay.
+ERRORS = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'|(?<!\S)#[^\n]*|(?<=[\s)])2>>?[ \t]*(?:&1|[\w./-]+)|&>|\|&")
+ERRORS_TO = {"2>": "", "&>": ">", "|&": "|"}
+# select X in a b; do
+SELECT = re.compile(r"(?<![\w$-])select[ \t]+(\w+)(?:[ \t]+in[ \t]+[^;\n]*)?[ \t]*(?:;|\n)\s*do(?!\w)")
+READS = re.compile(r"(?<![\w$-])(?:read|mapfile|readarray)(?=\s)")
 
 
 class Unknown(NamedTuple):
@@ -170,19 +194,24 @@ class Surroundings:
         self.waits: dict[str, str] = {}  # command that decides what runs -> why that is unknown
         self.answers: dict[str, str] = {}  # any other command with an unknown answer -> why it is unknown
         self.alternatives: dict[str, str] = {}  # flag of ${X:+--flag} -> why it is unknown
+        # Path that can be absent -> how many other outcomes it has, and why they are unknown.
+        self.doubted: dict[str, tuple[int, str]] = {}
+        self.unread: dict[str, str] = {}  # path of a file with unknown content -> the token for it
+        self.matches: dict[str, tuple[str, str]] = {}  # path that matches a pattern -> another, and a place
         self.unasked: dict[str, None] = {}  # conditions that cannot be asked about, with their places
         self.notes: list[str] = []
         self._seen: set[Line] = set()
         self._places: dict[tuple[int, str], str] = {}  # what ``where`` has answered
         above = [PWD + "/.." * levels for levels in range(PARENTS, -1, -1)]
         self.folder = "".join(f"/{self.token(name)}" for name in above)
+        self.another, self.typed = self.token("", "", True), self.token("(what someone types)")
         self._add(self.path, self.files[path] if request.text is None else request.text)
 
     def size(self) -> int:
         """Returns a number that grows with everything that a run shows."""
         put = sum(len(script.questions) + len(script.put) for script in self.scripts.values())
         seen: tuple[Sized, ...] = (self.placed, self.scripts, self.files, self.names, self.needs)
-        seen += (self.evaluated, self.unasked)
+        seen += (self.evaluated, self.unasked, self.doubted, self.unread, self.matches)
         return sum(map(len, seen)) + put + len(self.tests) + len(self.configs)
 
     def reach(self) -> int:
@@ -334,12 +363,37 @@ class Surroundings:
     def contents(self, guess: Guess) -> dict[str, str]:
         """Returns the files that the sandbox gets: path -> content."""
         scripts = {path: script.prepared(guess.outcome_of) for path, script in self.scripts.items()}
-        return {f"{self.folder}/.here": ""} | self.placed | scripts
+        unread = {
+            path: "" if path == guess.asked else self.lines_of(token, guess) * (1 + guess.is_many)
+            for path, token in self.unread.items()
+        }
+        files = {f"{self.folder}/.here": ""} | self.placed | unread | dict.fromkeys(self.matches, "")
+        files |= scripts
+        files[TYPED] = "" if guess.asked == TYPED else self.lines_of(self.typed, guess) * MOST_TYPED
+        if guess.asked in self.matches and guess.outcome:
+            files[self.matches[guess.asked][0]] = ""
+        elif guess.asked in self.doubted and guess.asked not in self.unread:
+            files = {path: text for path, text in files.items() if path.removesuffix("/.here") != guess.asked}
+        return files
+
+    def lines_of(self, token: str, guess: Guess) -> str:
+        """Returns the line or lines that a token stands for under a guess."""
+        return f"{token} {self.another} {self.another}\n" if guess.is_many else f"{token}\n"
+
+    def is_typed(self, stdin: str) -> bool:
+        """Whether a command reads what someone types."""
+        return narrowed(stdin).startswith(self.typed)
+
+    def is_above_matches(self, path: str) -> bool:
+        """Whether a folder is there only because a file that matches a pattern is put into it."""
+        return any(match.startswith(f"{path}/") for match in self.matches)
 
     def learn(self, run: Run) -> None:
         """Adds what a run missed, and what it asked the machine."""
+        answered = {command.words for command in run.commands if program_of(command.words) is None}
         for line in run.lines:
             self._read(line)
+            self._match(line, is_answered=tuple(line.words) in answered)
             if LOOKS.match(line.text) and line not in self._seen:
                 self._seen.add(line)
                 self._look(line, line.words or [""])
@@ -368,6 +422,8 @@ class Surroundings:
             script = self.scripts.get(self.paths.get(test.file, test.file), script)
             heads.append(script.text[slice(*script.line(test.number))])
         sets = {match[1] for match in map(SET.match, map(str.strip, self.text.split("\n"))) if match}
+        lines = [line for line in self.text.split("\n") if READS.search(line)]
+        sets |= {"REPLY", *re.findall(r"\w+", " ".join(lines))} if lines else set()
         sets -= {match[1] for match in OF_ITSELF.finditer(self.text)}  # as in X=${X:-}
         for name in (name for head in heads for name in REFERENCE.findall(head)):
             if not (name in sets or name in self.request.variables or name.startswith("BASH")):
@@ -407,16 +463,43 @@ class Surroundings:
         name, last = words[0], words[-1]
         if name in ("source", ".") and words[1:]:
             self._source(line, words[1])
+            self._doubt(at(line.folder, words[1]), line)
         elif name in ("cd", "pushd") and words[1:] and last[0:1] != "-":
-            self.placed.setdefault(f"{at(line.folder, last)}/.here", "")
-        elif name in ("bash", "sh"):
-            self._copied(line.folder, next((word for word in words[1:] if word[:1] != "-"), ""))
+            path = at(line.folder, last)
+            self.placed.setdefault(f"{path}/.here", "")
+            self._doubt(path, line)
+        elif name in ("bash", "sh", *WRAPPERS):
+            shell = next((i for i, word in enumerate(words) if Path(word).name in SHELLS), len(words))
+            self._copied(line.folder, next((word for word in words[shell + 1 :] if word[:1] != "-"), ""))
         elif name in TESTS:
             for path in self._tested(line):
                 self._test(path)
         elif "/" in name and "=" not in name:
             self.names.add(name)
             self._copied(line.folder, name)
+
+    def _doubt(self, path: str, line: Line) -> None:
+        """Asks about a path that can be absent, if the outcome of its line decides what runs."""
+        script = self.scripts.get(self.paths.get(line.file, line.file))
+        if script and DECIDES.search(script.text[slice(*script.line(line.number))]):
+            text = self.statement_of(line) or self.quoted(line.text)
+            self.doubted.setdefault(path, (1, unknown_here(self.place_of(line), text)))
+
+    def _match(self, line: Line, *, is_answered: bool) -> None:
+        """Adds a file for each glob pattern, and asks how many there are if the script uses their names."""
+        if line.text.startswith(("[[", "((")):
+            return
+        for pattern in GLOB.findall(line.text):
+            if UNKNOWN.search(Path(pattern).name) or len(self.matches) >= MOST_GLOBS or is_answered:
+                continue
+            star = self.token("*", "*")
+            name = re.sub(r"\*+", star, pattern).replace("?", BEGIN)
+            another = name.replace(star, star * 2) if star in name else name.replace(BEGIN, END)
+            path, other = at(line.folder, name), at(line.folder, another)
+            why = unknown_here(self.place_of(line), f"which files match {self.quoted(pattern)}")
+            if path not in self.matches and path not in self.scripts:
+                self.matches[path] = other, why
+            self.doubted.setdefault(path, (2, why))
 
     def _test(self, path: str) -> None:
         """Adds a path that a script tests and may see."""
@@ -425,9 +508,16 @@ class Surroundings:
         if self.visible.is_folder(path):
             self.placed[f"{path}/.here"] = ""
         elif self.visible.is_file(path):
-            self.placed[path] = self.token(f"$(< {self.quoted(path)})")
+            self._add_unread(path, path)
         else:
             self.tests.add(path)
+
+    def _add_unread(self, path: str, name: str) -> None:
+        """Adds a file with unknown content."""
+        self.placed.setdefault(path, "")
+        self.unread.setdefault(path, self.token(f"$(< {self.quoted(name)})"))
+        why = unknown_here(self.named(self.path), f"what {self.quoted(name)} says")
+        self.doubted.setdefault(path, (1, why))
 
     def _keep_config(self, call: Call) -> None:
         """Adds the file of --custom-config-path, so that the next run shows whether the script changes it."""
@@ -490,9 +580,13 @@ class Surroundings:
         text = re.sub(unread, lambda match: self.token(self.of_file(path, match[0])), text)
         text = OF_BASH.sub(lambda match: self.token(match[0]), text)
         text = re.sub(r"(?<![\w-])(command -[vV]|type -[pPt]|compgen -G)(?=\s)", "which", text)
+        text = ERRORS.sub(lambda match: match[0] if match[0][0] in "#\"'" else ERRORS_TO[match[0][:2]], text)
+        loop = "while {}={}; read -r REPLY; do"
+        text = SELECT.sub(lambda match: loop.format(match[1], self.token(f"${match[1]}")), text)
+        text = re.sub(r"(?<!\S)\((\w+\+?=\([^()]*\))\)", r"( \1 )", text)  # it reads )) as the end of ((
         text = re.sub(r"(?<![\w-])set \+x(?!\w)|(?<!\w)PS4=", ": ", text)  # because they would end the trace
         for match in reversed(list(re.finditer(r"\$\{\w+:?[-=+]", text))):
-            end = _closing(text, match.start() + 1)
+            end = closing(text, match.start() + 1)
             default = text[match.end() : end]
             if "$(" in default and '"' in default:
                 needs_quotes = re.search(r"['\\]|echo|printf", default)
@@ -503,7 +597,8 @@ class Surroundings:
     def _source(self, line: Line, name: str) -> None:
         """Adds a sourced file: from this disk, from the host's checkout, or as unknown variables."""
         path = at(line.folder, name)
-        if path in self.placed or path in self.scripts or self._copied(line.folder, name):
+        is_there = path in self.placed or path in self.scripts
+        if path not in self.matches and (is_there or self._copied(line.folder, name)):
             return
         self.placed[path] = ""
         if NO_SETTINGS.fullmatch(name):
@@ -565,9 +660,15 @@ class Surroundings:
     def _ask(self, run: Run, line: Line) -> None:
         """Adds the questions of a line whose condition depends on the machine."""
         script, words = self.scripts.get(self.paths.get(line.file, line.file)), line.words
+        if script is not None and words[:2] == [":", OF_ARRAY] and UNKNOWN.search(line.text):
+            place = self.place_of(line)
+            script.without_element(
+                int(words[2]), lambda text: self.token(self.of_file(script.path, self.spelled(text)), place)
+            )
+            return
         first = words[0] if words else line.text.partition(" ")[0]
         command = " ".join(words)
-        if command in run.unknown and command not in self.waits:
+        if command in run.unknown and command not in self.waits and self.another not in command:
             begin, end = script.line(line.number) if script else (0, 0)
             place, text = self.place_of(line), self.quoted(command)
             if script is None or DECIDES.search(script.text[begin:end]) or "!" in script.text[begin:end]:
@@ -584,7 +685,8 @@ class Surroundings:
 
     def _ask_untraced(self, run: Run) -> None:
         """Adds the commands with an unknown answer that the trace leaves out, as in < <(smi)."""
-        for command in sorted(run.unknown.keys() - self.waits.keys() - self.answers.keys()):
+        untraced = run.unknown.keys() - self.waits.keys() - self.answers.keys()
+        for command in sorted(command for command in untraced if self.another not in command):
             text = self.quoted(command)
             self.answers[command] = unknown_here(self.where(text), text)
 
@@ -627,7 +729,9 @@ class Surroundings:
                 text = self.of_file(script.path, self.spelled((loop[0] if loop else "") + text))
                 why = unknown_here(self.place(script.path, script.number(begin)), " ".join(text.split()))
                 questions[script.key(begin)] = (len(question.outcomes), why)
-        return questions
+        if any(READS.search(script.text) for script in self.scripts.values()):
+            questions[TYPED] = (1, unknown_here(self.named(self.path), "what someone types"))
+        return questions | self.doubted
 
     def _complaint(self, message: str, where: str, before: str) -> None:
         """Adds what an error message of bash says is missing.
@@ -645,9 +749,7 @@ class Surroundings:
             last = Run(trace=before).lines[-1:]
             words, folder = (last[0].words, last[0].folder) if last else ([], self.folder)
             if match[1] not in words and not self._copied(folder, match[1]):  # the path follows <
-                self.placed.setdefault(
-                    at(folder, match[1]), self.token(f"$(< {self.quoted(match[1])})") + "\n"
-                )
+                self._add_unread(at(folder, match[1]), match[1])
 
 
 def unknown_here(place: str, text: str) -> str:
@@ -662,13 +764,3 @@ def is_of_model(path: str) -> bool:
 
 def _is_errexit(words: Sequence[str]) -> bool:
     return words[:1] == ["set"] and any(re.match(r"-\w*e|errexit", word) for word in words[1:])
-
-
-def _closing(text: str, begin: int) -> int:
-    """Returns the offset of the brace that closes the brace at ``begin``."""
-    depth = 0
-    for i in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[i], 0)
-        if depth == 0:
-            return i
-    return len(text)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ BEGIN, END, BETWEEN = (
 TOKEN = re.compile(f"{BEGIN}(\\d+){END}")
 UNKNOWN = re.compile(f"[{BEGIN}{END}]")  # also matches a part that a script cut out of a token
 PS4 = f"+${{BASH_SOURCE}}{BETWEEN}${{LINENO}}{BETWEEN}${{PWD}}{BETWEEN}"
+TYPED = f"/{BETWEEN}typed"  # the file with what someone types while the script runs
 # What PS4 puts before each traced command, and bash before it a plus per level: ++run.sh|12|/root|
 TRACED = re.compile(rf"^\++([^{BETWEEN}\n]*){BETWEEN}(\d+){BETWEEN}([^{BETWEEN}\n]*){BETWEEN}", re.M)
 COMPLAINT = re.compile(r"^(\S+): line (\d+): (.*)$", re.MULTILINE)  # run.sh: line 3: X: unbound variable
@@ -35,6 +36,13 @@ NO_LAUNCH = frozenset(
     "sha256sum cksum chown touch du install".split()
 )
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+SHELL = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")  # endings of shell scripts
+OF_SLURM = ("sbatch", "srun")
+# Options of Slurm that take the next word as their value: -N 4 --time 1:00:00
+OF_SLURM_WITH_VALUE = re.compile(
+    r"-[AabCcDdeFGiJkLMmNnoPpqrSTtwx]|--(?!exclusive|wait|parsable|requeue|no-|hold|overcommit|oversubscribe|"
+    r"contiguous|quiet|verbose|test-only|ignore-pbs|spread-job|overlap|unbuffered|label|pty|kill-on)[\w-]+"
+)
 OF_SSH = re.compile(r"-[bcDEeFIiJLlmOopQRSWw]")  # options of ssh that take a value
 
 
@@ -47,6 +55,8 @@ class Guess(NamedTuple):
         asked: the command or the question that has another outcome than the others.
         outcome: the outcome of that question.
         is_wide: whether tokens are longer than usual. A word that then differs was cut out of tokens.
+        is_many: whether commands with an unknown answer, unknown files and who types give several words
+            instead of one.
     """
 
     fails: bool = False
@@ -54,6 +64,7 @@ class Guess(NamedTuple):
     asked: str = ""
     outcome: int = 0
     is_wide: bool = False
+    is_many: bool = False
 
     def outcome_of(self, key: str, question: Question) -> int | None:
         """Returns the position of a question's outcome; None if the script's text stays."""
@@ -166,16 +177,40 @@ def shell_text(words: Sequence[str], stdin: str = "") -> tuple[str, list[str]] |
     """Returns the text and arguments that a program passes to a shell.
 
     The forms are ``srun bash -c TEXT``, ``ssh HOST TEXT``, ``sbatch --wrap TEXT``, ``tmux new-session TEXT``,
-    and with the text on stdin ``sbatch``, ``ssh HOST`` and ``srun bash -s``. Returns None for other commands.
+    with the text in a file ``sbatch FILE`` and ``srun bash FILE``, and with the text on stdin ``sbatch``,
+    ``ssh HOST`` and ``srun bash -s``. Returns None for other commands.
     """
     for i, word in enumerate(words[:-2]):
         if Path(word).name in SHELLS and re.fullmatch(r"-[a-z]*c", words[i + 1]):
             return words[i + 2], list(words[i + 3 :])
+    if file := _file_of(words):
+        return shlex.join(["bash", *file]), []
     text = _submitted(words)
     last = [Path(word).name for word in words if word != "-s"][-1]
     if not text and (words[0] in ("sbatch", "ssh") or last in SHELLS) and words[0] not in NO_LAUNCH:
         text = stdin
     return (text, []) if text.strip() else None
+
+
+def _file_of(words: Sequence[str]) -> Sequence[str]:
+    """Returns the script that a program passes to a shell, with the script's arguments; empty if it does not.
+
+    >>> _file_of(["sbatch", "-N", "2", "--exclusive", "a.sh", "b"]), _file_of(["srun", "bash", "-x", "a.sh"])
+    (['a.sh', 'b'], ['a.sh'])
+    """
+    if words[0] in NO_LAUNCH:
+        return ()
+    if words[0] in OF_SLURM:
+        pairs = pairwise(words)
+        is_command = (w[:1] != "-" and not OF_SLURM_WITH_VALUE.fullmatch(before) for before, w in pairs)
+        at = next((i for i, is_first in enumerate(is_command, 1) if is_first), len(words))
+        if at < len(words) and (words[0] == "sbatch" or Path(words[at]).suffix in SHELL):
+            return words[at:]
+    for i, word in enumerate(words[1:-1], 1):
+        if Path(word).name in SHELLS:
+            rest = list(dropwhile(lambda option: option[:1] == "-", words[i + 1 :]))
+            return rest if rest and Path(rest[0]).suffix in SHELL else ()
+    return ()
 
 
 def _submitted(words: Sequence[str]) -> str:
@@ -188,7 +223,7 @@ def _submitted(words: Sequence[str]) -> str:
         wrapped = (word for before, word in pairs if before == "--wrap" or word.startswith("--wrap="))
         return next(wrapped, "").removeprefix("--wrap=")
     if words[0] == "tmux":
-        return next((word for word in words if " " in word and any(name in word for name in PROGRAMS)), "")
+        return next((word for word in words if " " in word), "")
     return ""
 
 

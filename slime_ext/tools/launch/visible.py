@@ -16,9 +16,8 @@ from pathlib import Path
 from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError
 from slime_ext.tools.folders import is_file, is_folder
-from slime_ext.tools.launch.trace import BEGIN, BETWEEN, END
+from slime_ext.tools.launch.trace import BEGIN, BETWEEN, END, SHELL
 
-SHELL = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
 SHEBANG = re.compile(r"#!.*\b(?:ba|z|k|da)?sh\b")
 MOST_SIBLINGS = 2000
 RESERVED = re.compile(f"[{BEGIN}{END}{BETWEEN}]")

@@ -96,6 +96,34 @@ DECIDED = r"""
     N=$(gpus) ⏎ case "$N" in "") A=(--none);; esac ⏎ python3 train.py ${A[@]} --b 1 -> --none -> run.sh:2: "$N"
     N=$(gpus) ⏎ case "$N" in *) A=(--any);; esac ⏎ python3 train.py ${A[@]} --b 1 ->  ->
     printf -v D '%(%Y)T' -1 ⏎ python3 train.py --d $D --v ${BASH_VERSINFO[0]} --p $! --b 1 -> --d --v --p -> ${BASH_VERSINFO[0]}
+    read -p "LR? " X ⏎ python3 train.py --x $X --b 1 -> --x -> what someone types
+    read -r X Y ⏎ [ "$Y" = y ] && A=(--yes) ⏎ python3 train.py --x "$X" ${A[@]} --b 1 -> --x --yes -> run.sh:2: [ "$Y" = y ]
+    read -p "sure? " -n 1 -r ⏎ [[ $REPLY =~ ^[Yy]$ ]] || exit 1 ⏎ python3 train.py --b 1 ->  ->
+    read -t 5 X || X=1 ⏎ python3 train.py --x $X --b 1 -> --x -> what someone types
+    while true; do ⏎   read -p "big? " X ⏎   case $X in [Yy]*) A=(--big); break;; [Nn]*) break;; esac ⏎ done ⏎ python3 train.py ${A[@]} --b 1 -> --big -> run.sh:3: $X
+    select X in a b; do ⏎   [ -n "$X" ] && break ⏎ done ⏎ python3 train.py --x $X --b 1 -> --x -> --x $X
+    select X in "${KINDS[@]}" ⏎ do ⏎   case $X in a) A=(--a);; *) A=(--c);; esac ⏎   break ⏎ done ⏎ python3 train.py ${A[@]} --b 1 -> --a --c -> $X
+    echo "--x 1" | xargs python3 train.py --b 1 ⏎ read X < /data/y ->  ->
+    F=(x/*.pt) ⏎ python3 train.py --n ${#F[@]} --f ${F[0]} --b 1 -> --n --f -> which files match x/*.pt
+    for f in x/*.pt; do A+=(--one); done ⏎ python3 train.py ${A[@]} --b 1 -> --one -> run.sh:1: for f in x/*.pt
+    shopt -s nullglob ⏎ F=(x/?.pt) ⏎ (( ${#F[@]} > 1 )) && A=(--many) ⏎ python3 train.py ${A[@]} --b 1 -> --many -> x/?.pt
+    [ -d x ] || A=(--new) ⏎ L=(x/*.pt) ⏎ python3 train.py ${A[@]} --b 1 -> --new -> run.sh:1: [ -d x ]
+    rm -rf /tmp/ray/* ⏎ pkill -f "sglang*" ⏎ A="a*b" ⏎ python3 train.py --a "$A" --b 1 ->  ->
+    cd /data/x && A=(--there) ⏎ python3 train.py ${A[@]} --b 1 -> --there -> run.sh:1: cd /data/x
+    cd /root/slime || exit 1 ⏎ python3 train.py --b 1 ->  ->
+    source env.sh || A=(--none) ⏎ python3 train.py "${A[@]}" --b 1 -> --none -> run.sh:1: source env.sh
+    while read -r l; do A+=(--host); done < hosts ⏎ python3 train.py ${A[@]} --b 1 -> --host -> what hosts says
+    while read -r l; do A+=(--$l); done <<< "x y" ⏎ python3 train.py ${A[@]} --b 1 ->  ->
+    declare -A M=([a]=1) ⏎ K=$(hostname) ⏎ python3 train.py --m ${M[$K]} --n "${M[$K]:-2}" --l ${M[a]} --b 1 -> --m --n -> run.sh:3: --m ${M[$K]}
+    declare -A M=([a]=1 [b]=2) ⏎ K=a ⏎ M["$K"2]=3 ⏎ python3 train.py --m ${M[$K]} --n "${M[b]}" --l x${M["a2"]}y --b 1 ->  ->
+    declare -A M=([a]=1) ⏎ M[$(hostname)]=2 ⏎ python3 train.py --m ${M[a]} --b 1 -> --m -> run.sh:3: --m ${M[a]}
+    declare -A M=([a]=1) ⏎ [ -n "${M[$(hostname)]}" ] && A=(--mine) ⏎ python3 train.py ${A[@]} --b 1 -> --mine -> run.sh:2
+    G=(4 8) ⏎ N=$(gpus) ⏎ i=1 ⏎ python3 train.py --g ${G[$((N-1))]} --h ${G[$i]} --j ${G[$N]} --b 1 -> --g --j -> ${G[$((N-1))]}
+    read -r X Y <<< "$(gpus)" ⏎ H=($(hosts)) ⏎ python3 train.py --x $X --y $Y --h ${H[1]} --b 1 -> --x --y --h ->
+    set -- $(gpus) ⏎ python3 train.py --x $1 --y $2 --n $# --b 1 -> --x --y --n ->
+    (A=(--x 1)) ⏎ python3 train.py ${A[@]} --b 1 ->  ->
+    main() { ⏎   [ -f /data/x ] && A=(--data) ⏎   python3 train.py ${A[@]} --b "2>&1" ⏎ } ⏎ main 2>&1 | tee log -> --data -> run.sh:2: [ -f /data/x ]
+    { [ -f /data/x ] && A+=(--data); } &> log ⏎ { smi && A+=(--smi); } 2>/dev/null ⏎ python3 train.py ${A[@]} --b 1 -> --data --smi -> run.sh:1: [ -f /data/x ]
     X=$(echo $(smi) || echo "$SECONDS") ⏎ python3 train.py --x $X --b 1 -> --x ->
 """  # noqa: E501
 
@@ -133,6 +161,34 @@ def test_flags_that_rules_read_can_be_among_unknown_words_but_not_among_a_models
     assert launch.unknown.keys() == unknown
     assert launch.others and not launch.is_known("--of-no-rule") and not launch.lacks("--of-no-rule")
     assert launch.lacks("--eps-clip") == ("--eps-clip" not in unknown)
+
+
+JOB = '#!/bin/bash\n#SBATCH -N 2\npython3 train.py --b 1 --x ${X:-2} "$@"\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "flags"),
+    [
+        ("sbatch job.slurm", "--b 1 --x 2"),
+        ("sbatch -N 2 --exclusive --time 1:00 ./job.slurm --y", "--b 1 --x 2 --y"),
+        ("export X=3\nsbatch --export=ALL job.slurm --y 4", "--b 1 --x 3 --y 4"),
+        ("srun -N 2 --container-image x ./job.slurm --y", "--b 1 --x 2 --y"),
+        ("srun bash job.slurm --y", "--b 1 --x 2 --y"),
+        ("docker run --gpus all slime bash -x job.slurm --y", "--b 1 --x 2 --y"),
+        ("ray job submit -- bash job.slurm --y", "--b 1 --x 2 --y"),
+        ("nohup bash job.slurm --y > log 2>&1 &", "--b 1 --x 2 --y"),
+        ("ssh $HEAD bash job.slurm", "--b 1 --x 2"),
+        ('tmux new-session -d -s rl "bash job.slurm --y"', "--b 1 --x 2 --y"),
+    ],
+)
+def test_a_script_that_another_program_gets_is_followed(line, flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("X", raising=False)
+    (tmp_path / "job.slurm").write_text(JOB)
+    (tmp_path / "run.sh").write_text(line)
+    launch = read(str(tmp_path / "run.sh"))
+    assert " ".join(map(str, launch.flags)) == flags
+    assert not launch.unknown and not launch.others
 
 
 def test_a_script_starts_nothing_and_writes_nothing(tmp_path, monkeypatch):
