@@ -44,7 +44,7 @@ T = TypeVar("T")
 LIMITS: dict[str, Any] = {"max_commands": 20_000, "max_loop_iterations": 5_000}
 MOST_TOKENS = 200  # the sandbox accepts so many tokens as names of commands
 MAKERS = ("mkdir", "touch")  # they succeed, unless a guess asks what follows if one fails
-OF_NO_MACHINE = ("/bin", "/etc", "/home", "/proc", "/usr")  # folders that bashkit makes up
+OF_NO_MACHINE = ("/etc", "/home", "/proc")  # folders that bashkit makes up
 PATIENCE = 20  # runs of one command after which a loop counts as waiting for another answer
 ENDLESS = 500  # runs of one command after which its loop counts as waiting for the machine
 OF_SANDBOX = ("PS4", "PWD", "OLDPWD", "SHLVL", "_")
@@ -66,6 +66,8 @@ class Sandbox:
 
     def __init__(self, around: Surroundings, arguments: Sequence[str] = ()) -> None:
         self.around, self.arguments = around, arguments
+        # Words, folder and stdin of a text tool -> stdout, stderr and status.
+        self._tools: dict[tuple[tuple[str, ...], str, str], tuple[str, str, int]] = {}
 
     def run(self, guess: Guess, is_launch: Callable[[Run], bool] | None = None) -> Run:
         """Runs the script until a run misses nothing more. Each run gets what the last run missed.
@@ -145,8 +147,8 @@ class Sandbox:
         if TOKEN.fullmatch(context.name):
             self.around.evaluated.setdefault(f"eval {self.around.quoted(context.name)}")
         run.commands.append(Command(words, context.cwd, stdin))
-        if context.name in TEXT_TOOLS and (result := self._of_tool(context, stdin)) is not None:
-            return result
+        if context.name in TEXT_TOOLS and (answer := self._of_tool(context, stdin)) is not None:
+            return BuiltinResult(stdout=answer[0], exit_code=answer[1])
         if context.name in ("tee", "sleep"):
             return BuiltinResult(stdout=stdin)
         if context.name in (ONCE, NOT_AT_FIRST):
@@ -199,25 +201,22 @@ class Sandbox:
         paths = {path: guess.worded(path) for path in self.around.configs}
         return frozenset(path for path, name in paths.items() if _text(fs, name) != there.get(name))
 
-    def _of_tool(self, context: BuiltinContext, stdin: str) -> BuiltinResult | None:
-        """Runs a text tool on input that is fully known. Returns None if a part is unknown."""
-        from bashkit import Bash, BuiltinResult
-
+    def _of_tool(self, context: BuiltinContext, stdin: str) -> tuple[str, int] | None:
+        """Returns what a text tool prints, and its status. Returns None if a part of its input is unknown."""
+        words = (context.name, *context.argv)
         is_grep = context.name in ("egrep", "fgrep", "grep")
-        if is_grep and any(re.fullmatch(r"-\w*[rR]\w*|--recursive", word) for word in context.argv):
+        if is_grep and any(re.fullmatch(r"-\w*[rR]\w*|--recursive", word) for word in words):
             return None
 
         read = "".join([stdin, *context.argv])
         if UNKNOWN.search(read) or not read:
             return None
-        files: dict[str, Any] = {STDIN: stdin}  # the tool sees no other file, because its content is unknown
-        command = f"{shlex.join([context.name, *context.argv])} < {STDIN}"
-        shell = _with_files_only(Bash(cwd=context.cwd, files=files, **LIMITS), files)
-        result = _elsewhere(lambda: shell.execute_sync(command))
-        lacks_file = is_grep and result.exit_code > 1  # with -q or -s, grep does not say so
-        if lacks_file or result.stderr or result.error or UNKNOWN.search(result.stdout):
-            return None
-        return BuiltinResult(stdout=result.stdout, exit_code=result.exit_code)
+        key = (words, context.cwd, stdin)
+        if key not in self._tools:  # the runs repeat it
+            self._tools[key] = _elsewhere(lambda: _run_tool(*key))
+        stdout, stderr, status = self._tools[key]
+        lacks_file = is_grep and status > 1  # with -q or -s, grep does not say so
+        return None if lacks_file or stderr or UNKNOWN.search(stdout) else (stdout, status)
 
     def _of_shell(
         self, run: Run, guess: Guess, text: str, arguments: list[str], folder: str, context: BuiltinContext
@@ -227,7 +226,7 @@ class Sandbox:
 
         if TOKEN.fullmatch(text):
             self.around.evaluated.setdefault(self.around.quoted(text))
-        shell = self._shell(run, guess, folder, context.env, self._files(guess))
+        shell = _elsewhere(lambda: self._shell(run, guess, folder, context.env, self._files(guess)))
         command = shlex.join(["bash", "-xc", text, *(arguments or ["bash"])])
         result = _elsewhere(lambda: shell.execute_sync(command))
         run.changed |= _elsewhere(lambda: self._changed(guess, shell.fs()))
@@ -240,6 +239,16 @@ def _words_of(context: BuiltinContext, stdin: str) -> tuple[str, ...]:
     words = (context.name, *context.argv)
     reads = context.name == "xargs" and not any(word.startswith("-I") for word in words)
     return (*words, *split(stdin)) if reads else words
+
+
+def _run_tool(words: Sequence[str], folder: str, stdin: str) -> tuple[str, str, int]:
+    """Runs a text tool, which sees no file but stdin, and returns its stdout, stderr and status."""
+    from bashkit import Bash
+
+    files = {STDIN: stdin}
+    shell = _with_files_only(Bash(cwd=folder, files=dict(files), **LIMITS), files)
+    result = shell.execute_sync(f"{shlex.join(words)} < {STDIN}")
+    return result.stdout, result.stderr or result.error or "", result.exit_code
 
 
 def _made(context: BuiltinContext, *, fails: bool) -> BuiltinResult:
@@ -257,16 +266,13 @@ def _made(context: BuiltinContext, *, fails: bool) -> BuiltinResult:
 def _with_files_only(shell: Bash, files: Mapping[str, str]) -> Bash:
     """Returns a shell without the files that are not in ``files``, as /etc/hosts and /proc/cpuinfo."""
 
-    def clear() -> Bash:
-        fs = shell.fs()
-        for folder in OF_NO_MACHINE:
-            fs.remove(folder, recursive=True)
-            for path in (path for path in files if path.startswith(f"{folder}/")):
-                fs.mkdir(str(Path(path).parent), recursive=True)
-                fs.write_file(path, files[path].encode())
-        return shell
-
-    return _elsewhere(clear)
+    fs = shell.fs()
+    for folder in OF_NO_MACHINE:
+        fs.remove(folder, recursive=True)
+        for path in (path for path in files if path.startswith(f"{folder}/")):
+            fs.mkdir(str(Path(path).parent), recursive=True)
+            fs.write_file(path, files[path].encode())
+    return shell
 
 
 def _text(fs: FileSystem, path: str) -> str | None:

@@ -227,6 +227,7 @@ def _submitted(words: Sequence[str]) -> str:
     return ""
 
 
+@cache
 def at(folder: str, name: str) -> str:
     """Returns the path of a file that is named in a folder. An absolute name stays as it is."""
     return os.path.normpath(Path(folder, name))
