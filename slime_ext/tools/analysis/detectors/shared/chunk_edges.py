@@ -53,14 +53,13 @@ class ChunkEdges(Measure):
         # ``whole % chunks`` chunks have one token more.
         even = size[:, INDEX] * NUMBERS + longer[:, INDEX].minimum(NUMBERS)
         padded = (size + (longer > 0))[:, INDEX] * NUMBERS
-        rows = torch.stack(clipped(part), 1)  # the numbers of a token are next to each other, and read as one
         counts = [one.count for one in part.rollouts]
         for table, first in zip(self.sums, (even, padded), strict=True):
             is_response = (first < whole) & (first >= prompts.clamp(min=1))
             at = (ends - whole + first).clamp(0, part.size - 1)
-            for tokens, is_counted in zip(at.split(counts), is_response.split(counts), strict=True):
-                values = rows.index_select(0, tokens.view(-1)).mul_(is_counted.view(-1, 1))
-                table.index_add_(0, INDEX, values.view(len(tokens), -1).sum(0).view(-1, COLUMNS))
+            values = torch.stack([row[at] for row in clipped(part)], 2).mul_(is_response[..., None])
+            for of_rollout in values.split(counts):
+                table.index_add_(0, INDEX, of_rollout.sum(0))
 
 
 class Edges(NamedTuple):
