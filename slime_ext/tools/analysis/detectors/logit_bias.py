@@ -18,7 +18,7 @@ from slime_ext.tools.analysis.detectors.shared.token_ids import IDS, UNSURE, Tok
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import selection, zeros
+from slime_ext.tools.analysis.tables import is_below, selection, zeros
 
 SIZES, DECADES = 60, 6  # bins of |l|, from 1e-4 to 1e2 nats
 
@@ -39,7 +39,7 @@ class Unsure(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         if part.size and part.tokens is not None:
-            is_unsure = part.finite & (part.behavior < UNSURE)
+            is_unsure = part.finite & is_below(part.behavior, UNSURE)
             self.ids += by_id(part)[1]
             self.sizes += torch.bincount(
                 size_bin(selection(part.columns[1], is_unsure)), minlength=SIZES

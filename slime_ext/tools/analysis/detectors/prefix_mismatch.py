@@ -20,7 +20,7 @@ from slime_ext.tools.analysis.detectors.shared.layers import layer_apart
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
-from slime_ext.tools.analysis.tables import run_begins, zeros
+from slime_ext.tools.analysis.tables import is_above, run_begins, zeros
 
 NEAR = 8  # first tokens of a turn that count as its start
 PARTS = ("start of the first turn", "rest of the first turn", "start of later turns", "rest of later turns")
@@ -39,7 +39,7 @@ class PartsOfTurns(Measure):
         begins = run_begins(part.segments.turn_ids)
         lengths = begins.diff(append=begins.new_tensor([part.size]))
         is_rest = torch.arange(part.size) - begins.repeat_interleave(lengths, output_size=part.size) >= NEAR
-        places = 2 * as_numbers(part.turns > 0, torch.int64) + as_bytes(is_rest)
+        places = 2 * as_numbers(is_above(part.turns, 0), torch.int64) + as_bytes(is_rest)
         add_by_surprise(self.table, places, part)
 
 

@@ -19,7 +19,7 @@ from slime_ext.tools.analysis.detectors.shared.token_ids import TokenIds
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import any_true, tabulated
+from slime_ext.tools.analysis.tables import any_true, is_above, tabulated
 
 KEPT = 8  # repeated values of which a part of a rollout keeps the counts
 REPEATED = 3  # tokens with one value that make it a repeated value; 0 always counts as repeated
@@ -45,7 +45,7 @@ class Values(Measure):
     k3: Counter[float] = field(default_factory=Counter)
 
     def add(self, part: DumpedRollout) -> None:
-        far = part.finite & (part.log_ratio.abs() > FAR)
+        far = part.finite & is_above(part.log_ratio.abs(), FAR)
         if not any_true(far):
             return
         behavior, (squared, near) = part.behavior[far], (row[far] for row in clipped(part)[-2:])

@@ -14,7 +14,7 @@ from slime_ext.tools.analysis.detectors.shared.filled import DOUBTED, UNLIKELY, 
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import any_true, count_true
+from slime_ext.tools.analysis.tables import any_true, count_true, is_above, is_below
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Doubtful(Measure):
     recorded_unlikely: int = 0
 
     def add(self, part: DumpedRollout) -> None:
-        zero, is_unlikely = part.mask & part.is_zero, part.proximal < UNLIKELY
+        zero, is_unlikely = part.mask & part.is_zero, is_below(part.proximal, UNLIKELY)
         if any_true(zero):
             beside = torch.zeros_like(zero)
             neighbour = zero[1:] & zero[:-1] & (part.segments.ids[1:] == part.segments.ids[:-1])
@@ -44,8 +44,8 @@ class Doubtful(Measure):
             beside[:-1] |= neighbour
             self.padded += count_true(beside & is_unlikely)
         recorded = part.finite & ~zero
-        self.nearly += count_true(recorded & (part.behavior > SURE_OF) & is_unlikely)
-        self.recorded_doubted += count_true(recorded & (part.proximal < DOUBTED))
+        self.nearly += count_true(recorded & is_above(part.behavior, SURE_OF) & is_unlikely)
+        self.recorded_doubted += count_true(recorded & is_below(part.proximal, DOUBTED))
         self.recorded_unlikely += count_true(recorded & is_unlikely)
 
 

@@ -16,7 +16,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.measures.rollouts import top_share
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import count_true
+from slime_ext.tools.analysis.tables import count_true, is_above, is_below
 
 EXACT = 1e-4  # nats; rounding moves equal log-probs by less
 
@@ -31,8 +31,8 @@ class Sides(Measure):
     below: int = 0
 
     def add(self, part: DumpedRollout) -> None:
-        self.above += count_true(part.log_ratio > EXACT)
-        self.below += count_true(part.log_ratio < -EXACT)
+        self.above += count_true(is_above(part.log_ratio, EXACT))
+        self.below += count_true(is_below(part.log_ratio, -EXACT))
 
 
 DETECTOR = Detector(

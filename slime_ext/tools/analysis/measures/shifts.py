@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.measures.measure import once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import tabulated, zeros
+from slime_ext.tools.analysis.tables import are_equal, tabulated, zeros
 
 SHIFTS = (-2, -1, 1, 2)
 # A shift explains a response if it leaves at most this share of the distance, by this many standard errors.
@@ -42,7 +42,7 @@ def shifted_sums(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
     """
     here, there = _ends(shift)
     ids, finite, sizes = part.segments.ids, part.finite, part.log_ratio.abs()
-    both = (finite[here] & finite[there] & (ids[here] == ids[there])).to(torch.uint8).float()
+    both = (finite[here] & finite[there] & are_equal(ids[here], ids[there])).to(torch.uint8).float()
     distance = (part.compared(part.proximal)[here] - part.compared(part.behavior)[there]).abs()
     rows = torch.zeros(4, part.size)
     for row, values in zip(rows[:, here], (1, distance, sizes[here], sizes[there]), strict=True):

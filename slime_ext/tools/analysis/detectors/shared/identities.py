@@ -29,7 +29,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.means import LARGEST_RATIO, Mean
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import tabulated, zeros
+from slime_ext.tools.analysis.tables import is_above, is_below, tabulated, zeros
 
 PLACES = 18  # octaves of the position in the response
 SUMS = 11  # of ``RatioSums``
@@ -115,8 +115,9 @@ class Ratios(Measure):
         above = part.ratio_minus_one.clamp(0, highest)
         octave = (octaves_of_places(part) / PER_OCTAVE).long().clamp_(max=PLACES - 1)
         index = part.segments.ids.long() * PLACES + octave
-        is_far = (as_numbers(far, torch.float64) for far in (part.log_ratio > FAR, part.log_ratio < -FAR))
-        rows = [ratio, part.columns[0], above, ratio.clamp(max=0), *is_far, part.columns[3]]
+        is_far = (is_above(part.log_ratio, FAR), is_below(part.log_ratio, -FAR))
+        far = (as_numbers(flags, torch.float64) for flags in is_far)
+        rows = [ratio, part.columns[0], above, ratio.clamp(max=0), *far, part.columns[3]]
         table = tabulated(index, rows, part.count * PLACES).view(part.count, PLACES, len(rows))
         self.places += _sums(table)
         samples = table.sum(1, keepdim=True)

@@ -13,7 +13,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import Figures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import any_true, count_true
+from slime_ext.tools.analysis.tables import any_true, count_true, is_above, is_below
 
 POSITIVE = 1e-4  # nats; rounding makes smaller ones
 KINDS = 8  # sentinels of which a part of a rollout keeps the counts
@@ -32,12 +32,14 @@ class Recorded(Measure):
     sentinels: Counter[float] = field(default_factory=Counter)
 
     def add(self, part: DumpedRollout) -> None:
-        positive = part.mask & (part.behavior > POSITIVE) & (part.behavior < torch.inf)
+        positive = part.mask & is_above(part.behavior, POSITIVE) & is_below(part.behavior, torch.inf)
+        self.positive += count_true(positive)
+        if part.has_all:
+            return
         is_recorded = part.mask & (is_log_prob(part.behavior) | positive)  # positive is a finding of its own
         some, lacking = part.samples_with(is_recorded), part.samples_with(part.mask & ~is_recorded)
         self.silent += int((lacking & ~some).sum())
         self.partial += int((lacking & some).sum())
-        self.positive += count_true(positive)
         is_low = part.mask & (part.behavior <= LOWEST) & (part.behavior > -torch.inf)
         if any_true(is_low):
             both = zip(part.by_rollout(part.behavior), part.by_rollout(is_low), strict=True)

@@ -15,7 +15,7 @@ from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.tables import is_below, zeros
 
 # Upper ends of the octaves of |l|, nats. The smallest is below what float32 resolves in a log-prob of -1000.
 LOWEST = -13
@@ -55,7 +55,7 @@ class Octaves(Measure):
             return
         octave = octave_of(part.log_ratio)
         part.tabulate(self.every, octave, clipped(part))
-        is_sure = as_bytes(~(part.finite & (part.behavior < UNSURE)))
+        is_sure = as_bytes(~(part.finite & is_below(part.behavior, UNSURE)))
         place = (part.segments.ids * 2 + is_sure) * OCTAVES + octave
         table = torch.bincount(place, minlength=2 * part.count * OCTAVES)
         table = table.view(part.count, 2, OCTAVES)[:, 0].double()

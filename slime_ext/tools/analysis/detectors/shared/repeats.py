@@ -14,7 +14,7 @@ from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
-from slime_ext.tools.analysis.tables import earlier, tabulated, zeros
+from slime_ext.tools.analysis.tables import are_equal, earlier, tabulated, zeros
 
 SEEN = 4  # how often a token came before in its response: 0, 1, 2, more
 
@@ -34,7 +34,9 @@ def by_repetition(part: DumpedRollout) -> Tensor:
     """
     ids, came = part.segments.ids, came_before(part)
     kind = (came + 1).clamp(max=4)
-    is_same = (part.tokens[1:] == part.tokens[:-1]) & (ids[1:] == ids[:-1]) & (came[1:] == 1)
+    is_same = (
+        are_equal(part.tokens[1:], part.tokens[:-1]) & are_equal(ids[1:], ids[:-1]) & are_equal(came[1:], 1)
+    )
     kind[1:] -= 2 * as_bytes(is_same)
     index = kind * SURPRISES + part.surprise.long()
     return tabulated(index, clipped(part), 5 * SURPRISES).view(5, SURPRISES, COLUMNS)

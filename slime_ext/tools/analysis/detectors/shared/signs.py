@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
+from slime_ext.ops.segments import as_bytes
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.tables import is_above, is_below, zeros
 
 FAR = 0.5  # nats, |l| of a token that is far off
 
@@ -26,5 +26,5 @@ class Signs(Measure):
     far: Tensor = field(default_factory=lambda: zeros(2, COLUMNS))
 
     def add(self, part: DumpedRollout) -> None:
-        is_far = part.finite & (part.log_ratio.abs() > FAR)
-        part.tabulate(self.far, torch.where(is_far, (part.log_ratio > 0).long(), 2), clipped(part))
+        above, below = is_above(part.log_ratio, FAR), is_below(part.log_ratio, -FAR)
+        part.tabulate(self.far, 2 - as_bytes(above) - 2 * as_bytes(below), clipped(part))
