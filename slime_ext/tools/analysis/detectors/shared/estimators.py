@@ -13,7 +13,7 @@ from torch import Tensor
 from slime_ext.ops.segments import as_bytes, selected
 from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import count_true, is_finite
+from slime_ext.tools.analysis.tables import any_true, is_finite
 
 FITS = 0.98  # correlation within groups from which an explanation counts as exact
 LEVEL = 0.05  # largest mean advantage of a prompt, as a share of mean |A|
@@ -74,7 +74,7 @@ def kind_of(rollout: DumpedRollout) -> str:
     """
     if rollout.advantages is None:
         return ""
-    if sum(count_true(is_finite(part.credit)) for part in rollout.parts()) < rollout.size:
+    if any_true(rollout.mask & ~is_finite(rollout.advantages)):
         return "nan"
     advantage, constant = of_samples(rollout)
     if by := _normalised_by(rollout, advantage):

@@ -58,11 +58,14 @@ class Padded(Measure):
     Args:
         sums: [2, SIZES, 7] the sums of ``PutBack`` over rollouts that are far off, by the side that was cut
             and the size of a batch.
+        tokens, k3: number of tokens and sum of k3 of the rollout that is being read.
     """
 
     version: ClassVar[int] = 2
 
     sums: Tensor = field(default_factory=lambda: zeros(2, len(SIZES), len(PutBack._fields) - 2))
+    tokens: int = 0
+    k3: float = 0.0
 
     @property
     def fit(self) -> PutBack | None:
@@ -80,8 +83,14 @@ class Padded(Measure):
         ]
         return max(fits, key=lambda one: one.in_place - one.apart, default=None)
 
+    def add(self, part: DumpedRollout) -> None:
+        self.tokens += count_true(part.finite)
+        self.k3 += float(part.columns[-1].sum())
+
     def close(self, rollout: DumpedRollout) -> None:
-        if not _is_far(rollout):
+        is_far = self.k3 > AGREES * self.tokens  # beyond that of two engines that agree
+        self.tokens, self.k3 = 0, 0.0
+        if not is_far:
             return
         lengths = rollout.response_lengths
         for size, batch in _batches(rollout):
@@ -90,15 +99,6 @@ class Padded(Measure):
             early = rollout.segments.expand(longest[batch] - lengths)
             for side in range(len(SIDES)):
                 self.sums[side, size] += _put_back(rollout, early, is_sampler=side == 1)
-
-
-def _is_far(rollout: DumpedRollout) -> bool:
-    """Returns whether the mean k3 is beyond that of two engines that agree."""
-    count, distance = 0, 0.0
-    for part in rollout.parts():
-        count += count_true(part.finite)
-        distance += float(k3(part.log_ratio.double()).clamp(max=MOST_K3).sum())
-    return distance > AGREES * count
 
 
 def _batches(rollout: DumpedRollout) -> Iterator[tuple[int, Tensor]]:
