@@ -30,15 +30,19 @@ class Histogram:
 
     def add(self, values: Tensor) -> None:
         """Counts values [N], none of which is NaN."""
-        if values.numel():
-            keys = BINS.keys(values)
-            first, last = (int(key) for key in keys.aminmax())
-            if not len(self.counts):
-                self.counts = torch.zeros(BINS.size, dtype=torch.int64)
-            # Values that are close to each other have few of the 131,072 keys.
-            self.counts[first : last + 1] += torch.bincount(keys.sub_(first), minlength=last + 1 - first)
-            low, high = values.aminmax()
-            self.smallest, self.largest = min(self.smallest, float(low)), max(self.largest, float(high))
+        if not values.numel():
+            return
+        if not len(self.counts):
+            self.counts = torch.zeros(BINS.size, dtype=torch.int64)
+        low, high = values.aminmax()
+        self.smallest, self.largest = min(self.smallest, float(low)), max(self.largest, float(high))
+        if low == high:  # such as the weights of a correction that only rejects
+            self.counts[int(BINS.keys(low))] += values.numel()
+            return
+        keys = BINS.keys(values)
+        first, last = (int(key) for key in keys.aminmax())
+        # Values that are close to each other have few of the 131,072 keys.
+        self.counts[first : last + 1] += torch.bincount(keys.sub_(first), minlength=last + 1 - first)
 
     def merge(self, other: Histogram) -> None:
         """Adds the counts of other values."""
