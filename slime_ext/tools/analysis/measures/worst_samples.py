@@ -53,7 +53,7 @@ class WorstSamples(Additive):
 
     def add(self, part: DumpedRollout) -> None:
         """Looks for larger log-ratios in a part of a rollout."""
-        totals = part.segments.sum(part.log_ratio)
+        totals = part.sample_sums[3]
         samples = [_sample(part, i, float(totals[i])) for i in _largest(totals, self.samples)]
         tokens = [_token(part, at) for at in _largest(part.log_ratio, self.tokens)]
         self.merge(WorstSamples(None, samples, tokens))
@@ -110,8 +110,11 @@ def _tokens(part: DumpedRollout, first: int, last: int) -> tuple[list[int], list
 
 def _largest(values: torch.Tensor, kept: list[Seen]) -> list[int]:
     """Returns the places of the values that belong among the largest."""
-    top = values.abs().topk(min(KEPT, values.numel()))
-    return top.indices[top.values > (kept[-1].size if len(kept) >= KEPT else 0.0)].tolist()
+    sizes, least = values.abs(), kept[-1].size if len(kept) >= KEPT else 0.0
+    if not len(sizes) or sizes.max() <= least:
+        return []
+    top = sizes.topk(min(KEPT, len(sizes)))
+    return top.indices[top.values > least].tolist()
 
 
 def _place(part: DumpedRollout, i: int) -> dict[str, Any]:
