@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -41,16 +42,18 @@ def shifted_sums(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
     is significantly below both others.
     """
     here, there = _ends(shift)
-    ids, finite, sizes = part.segments.ids, part.finite, part.log_ratio.abs()
-    both = (finite[here] & finite[there] & are_equal(ids[here], ids[there])).to(torch.uint8).float()
+    ids, finite, sizes = part.segments.ids, part.finite, part.columns[1]
+    both = finite[here] & finite[there] & are_equal(ids[here], ids[there])
     distance = (part.compared(part.proximal)[here] - part.compared(part.behavior)[there]).abs()
-    rows = torch.zeros(4, part.size)
-    for row, values in zip(rows[:, here], (1, distance, sizes[here], sizes[there]), strict=True):
-        torch.mul(both, values, out=row)
+    rows = [torch.zeros(part.size, dtype=torch.float64) for _ in range(4)]
+    beyond = torch.from_numpy(numpy.flatnonzero(~both.numpy()))  # few, so setting them to 0 takes little time
+    for row, values in zip(rows, (torch.ones(()), distance, sizes[here], sizes[there]), strict=True):
+        row[here].copy_(values).index_fill_(0, beyond, 0)
     sums = part.sums(rows)
     is_explained = (sums[1] < CLOSER * sums[2:]).all(0)
     if is_explained.any():
-        squares = part.sums((rows[2:] - rows[1]).square())
+        distance, *others = (row.float() for row in rows[1:])
+        squares = part.sums([(other - distance).square() for other in others])
         is_explained &= (sums[2:] - sums[1] >= SURE * squares.sqrt()).all(0)
     return sums, is_explained
 
