@@ -163,10 +163,15 @@ def in_order(keys: Tensor) -> tuple[Tensor, Tensor]:
     if (high - low).bit_length() + bits > MOST_BITS:
         order = keys.argsort(stable=True)
         return keys[order], order
-    both = ((keys.long() - low) << bits | torch.arange(count)).numpy()
+    both = keys.numpy().astype(numpy.int64)
+    both -= low
+    both <<= bits
+    both |= numpy.arange(count)
     both.sort()
-    both = torch.from_numpy(both)
-    return (both >> bits) + low, both & ((1 << bits) - 1)
+    order = both & ((1 << bits) - 1)
+    both >>= bits
+    both += low
+    return torch.from_numpy(both), torch.from_numpy(order)
 
 
 def run_sums(rows: Sequence[Tensor] | Tensor, begins: Tensor) -> Tensor:
@@ -178,8 +183,11 @@ def run_sums(rows: Sequence[Tensor] | Tensor, begins: Tensor) -> Tensor:
 
 
 def bins_of(values: Tensor, size: int) -> Tensor:
-    """Returns the bins of values [N], from 0 to ``size`` - 1; ``size`` for NaN, which ``tabulated`` skips."""
-    return values.clamp(0, size - 1).nan_to_num_(size).long()
+    """Returns the bins of values, [N] int32, from 0 to ``size`` - 1.
+
+    It is ``size`` for NaN, which ``tabulated`` skips.
+    """
+    return values.clamp(0, size - 1).nan_to_num_(size).int()
 
 
 def tabulated(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tensor:
@@ -247,6 +255,8 @@ def _scattered(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> num
 
     The table is an array, because assigning a row of a small one takes a tenth of the time of a tensor's.
     """
+    if isinstance(rows, Tensor):
+        return zeros(len(rows), size).scatter_add_(1, index.expand(len(rows), -1), rows.double()).numpy()
     table = numpy.zeros((len(rows), size))
     pairs = rows.pairs if isinstance(rows, Rows) else {}
     for (first, second), pair in pairs.items():
