@@ -427,10 +427,15 @@ class DumpedRollout:
         return values if self.has_all else selected(values, self.finite)
 
     @cached_property
+    def probability(self) -> Tensor:
+        """The probability of each token under the sampler, [T]; 1 where ``finite`` is false."""
+        return self.compared(self.behavior).exp()
+
+    @cached_property
     def surprise(self) -> Tensor:
-        """The bin of -log behavior, [T]: two bins per decade from 1e-5 nats on."""
-        surprise = (-self.compared(self.behavior)).clamp(min=0).log10().add(5).mul(2)
-        return surprise.clamp(0, SURPRISES - 1).floor()
+        """The bin of -log behavior, [T] int32: two bins per decade from 1e-5 nats on."""
+        surprise = (-self.compared(self.behavior)).clamp_(min=0).log10_().add_(5).mul_(2)
+        return surprise.clamp_(0, SURPRISES - 1).int()
 
     @cached_property
     def columns(self) -> Tensor:
@@ -533,7 +538,17 @@ class DumpedRollout:
 ROWS = rows_of(DumpedRollout)
 # What a rollout computes once of each token, or of each sample, without looking at others.
 SHARED = {
-    "token": ("log_ratio", "finite", "is_zero", "surprise", "columns", "ratio_minus_one", "turns", "credit"),
+    "token": (
+        "log_ratio",
+        "finite",
+        "is_zero",
+        "probability",
+        "surprise",
+        "columns",
+        "ratio_minus_one",
+        "turns",
+        "credit",
+    ),
     "sample": ("sample_sums", "responding", "response_lengths"),
 }
 

@@ -53,7 +53,8 @@ def fingerprints(part: DumpedRollout) -> tuple[Tensor, Tensor, Tensor]:
     tokens = behavior.view(torch.int32).long()
     if part.tokens is not None:
         tokens = tokens ^ (part.segments.zeroed(part.tokens) << 32)
-    mixed = (tokens ^ (tokens >> 29)) * MIXER * (2 * part.segments.within + 1)
+    by_place = MIXER * (2 * torch.arange(max(part.lengths, default=0)) + 1)
+    mixed = (tokens ^ (tokens >> 29)) * by_place.index_select(0, part.segments.within)
     mixed = (mixed ^ (mixed >> 31)) * MIXER
     sums = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])  # modulo 2^64
     texts = part.prompts or [""] * part.count

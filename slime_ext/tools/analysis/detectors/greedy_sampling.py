@@ -47,7 +47,7 @@ class Draws(Measure):
     expected: float = 0.0
 
     def add(self, part: DumpedRollout) -> None:
-        probability = part.behavior.exp()
+        probability = part.probability
         self.unsure += count_true(part.finite & is_below(probability, UNSURE))
         self.unlikely += count_true(part.finite & is_below(probability, UNLIKELY))
         at, before, until = texts_of(part)

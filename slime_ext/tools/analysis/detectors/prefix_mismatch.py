@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.metrics.names import HEALTHY
-from slime_ext.ops.segments import as_bytes, as_numbers
+from slime_ext.ops.segments import as_bytes
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.along import explained_along
 from slime_ext.tools.analysis.detectors.shared.certainty import add_by_surprise, beyond_certainty
@@ -37,9 +37,12 @@ class PartsOfTurns(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         begins = run_begins(part.segments.turn_ids)
-        lengths = begins.diff(append=begins.new_tensor([part.size]))
-        is_rest = torch.arange(part.size) - begins.repeat_interleave(lengths, output_size=part.size) >= NEAR
-        places = 2 * as_numbers(is_above(part.turns, 0), torch.int64) + as_bytes(is_rest)
+        ends = torch.cat([begins[1:], begins.new_tensor([part.size])])
+        is_rest = torch.ones(part.size, dtype=torch.bool)
+        for step in range(NEAR):
+            at = begins + step
+            is_rest[at[at < ends]] = False
+        places = 2 * as_bytes(is_above(part.turns, 0)) + as_bytes(is_rest)
         add_by_surprise(self.table, places, part)
 
 

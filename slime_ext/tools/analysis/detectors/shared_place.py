@@ -40,7 +40,7 @@ class FirstTokens(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         if part.size:
-            place = part.segments.within.long().clamp(max=MOST + 1)
+            place = part.segments.within.clamp(max=MOST + 1)
             part.tabulate(self.sums, place, clipped(part))
 
 

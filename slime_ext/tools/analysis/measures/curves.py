@@ -45,7 +45,13 @@ class Bins(Additive):
             bins: [N] the bin of that value, a float that is rounded down.
         """
         count, absolute, squared, log_ratio = (part.columns if per == "token" else part.sample_sums)[:4]
-        rows = (count, absolute, squared, log_ratio, (x * count).nan_to_num_(0))
+        rows = (
+            count,
+            absolute,
+            squared,
+            log_ratio,
+            x.to(torch.float64, copy=True).mul_(count).nan_to_num_(0),
+        )
         rows = Rows.of(rows, {(1, 2): part.pairs[1]} if per == "token" else {})
         part.tabulate(self.table, bins_of(bins, len(self.table)), rows, per)
 
@@ -108,8 +114,8 @@ class Curves(Additive):
         self.position.add(part, "token", part.segments.within, octaves_of_places(part))
         if part.ages is not None:
             self.staleness.add(part, "token", part.ages, part.ages)
-        probability = part.compared(part.behavior).exp()
-        self.probability.add(part, "token", probability, -probability.float().log10() * PER_DECADE)
+        probability = part.probability
+        self.probability.add(part, "token", probability, probability.log10().mul_(-PER_DECADE))
         lengths = part.response_lengths.float()
         self.length.add(part, "sample", lengths, octaves(lengths))
         self.turn.add(part, "token", turns, turns)

@@ -56,7 +56,7 @@ class RolloutSums:
         """Adds the tokens and samples of a part of the rollout."""
         count, absolute, *_, near = part.columns
         self.near += float(near.sum())
-        self.certainty += tabulated(part.surprise.long(), (count, absolute), SURPRISES)
+        self.certainty += tabulated(part.surprise, (count, absolute), SURPRISES)
         if part.rewards is not None:
             rewards = part.rewards[part.rewards.isfinite()].double()
             self.reward_squared += float(rewards.square().sum())

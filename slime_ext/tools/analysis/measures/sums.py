@@ -14,7 +14,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.document import Bin, Numbers
 from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import Additive, count_true, mean_of, selection
+from slime_ext.tools.analysis.tables import Additive, are_equal, count_true, mean_of, selection
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Sums(Additive):
         self.ratio_squared += float(ratio.square().sum())
         self.behavior += float(part.compared(part.behavior).double().sum())
         self.proximal += float(part.compared(part.proximal).double().sum())
-        self.differing += int(part.log_ratio.count_nonzero())
+        self.differing += part.size - count_true(are_equal(part.log_ratio, 0))
         self.sequences += count_true(part.responding)
         self.length += int(part.response_lengths[part.responding].sum())
         if part.rewards is not None:

@@ -17,10 +17,10 @@ def add_by_surprise(table: Tensor, places: Tensor, part: DumpedRollout) -> None:
         table: [places, SURPRISES, 4] number of tokens, sum |l|, sum l^2 and sum k3.
         places: [T]; places behind the table count as its last.
     """
-    index = places.floor().clamp(0, len(table) - 1) * SURPRISES + part.surprise
+    index = places.clamp(0, len(table) - 1).int() * SURPRISES + part.surprise
     rows = (part.columns[i] for i in (0, 1, 2, 5))
     pairs = {(0, 3): part.pairs[0], (1, 2): part.pairs[1]}
-    part.tabulate(table, index.long(), Rows.of(rows, pairs))
+    part.tabulate(table, index, Rows.of(rows, pairs))
 
 
 def beyond_certainty(part: Tensor, others: Tensor) -> float:

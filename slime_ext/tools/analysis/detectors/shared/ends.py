@@ -40,7 +40,9 @@ class Ends(Measure):
 
 def _place(part: DumpedRollout) -> Tensor:
     """Returns the row of each token in the two tables, [T]."""
-    lengths = part.response_lengths
-    from_end = (part.segments.expand(lengths) - 1 - part.segments.within).clamp(max=ENDS - 1)
     cut = integers([status == "truncated" for status in part.statuses or [""] * part.count])
-    return part.segments.expand(cut) * ENDS + from_end
+    place = part.segments.expand(cut * ENDS + ENDS - 1)
+    for step in range(ENDS - 1):
+        is_there = part.response_lengths > step
+        place[part.segments.bounds[1:][is_there] - 1 - step] = cut[is_there] * ENDS + step
+    return place

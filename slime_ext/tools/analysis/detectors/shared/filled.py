@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from slime_ext.ops.segments import as_bytes
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -72,4 +73,5 @@ def _beside(part: DumpedRollout) -> Tensor:
         same = ids[step:] == ids[:-step]
         near[step:] |= forced[:-step] & same
         near[:-step] |= forced[step:] & same
-    return torch.where(part.mask & part.is_zero, 2, near.long())
+    zero = part.mask & part.is_zero
+    return as_bytes(near & ~zero) + 2 * as_bytes(zero)

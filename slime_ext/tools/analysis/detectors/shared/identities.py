@@ -113,8 +113,8 @@ class Ratios(Measure):
         most, highest = (math.expm1(math.log(limit)) for limit in (LARGEST_RATIO, HIGHEST))
         ratio = part.ratio_minus_one.clamp(max=most)
         above = part.ratio_minus_one.clamp(0, highest)
-        octave = (octaves_of_places(part) / PER_OCTAVE).long().clamp_(max=PLACES - 1)
-        index = part.segments.ids.long() * PLACES + octave
+        octave = (octaves_of_places(part) / PER_OCTAVE).int().clamp_(max=PLACES - 1)
+        index = part.segments.ids * PLACES + octave
         is_far = (is_above(part.log_ratio, FAR), is_below(part.log_ratio, -FAR))
         far = (as_numbers(flags, torch.float64) for flags in is_far)
         rows = [ratio, part.columns[0], above, ratio.clamp(max=0), *far, part.columns[3]]

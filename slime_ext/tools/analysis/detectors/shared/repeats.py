@@ -22,7 +22,7 @@ SEEN = 4  # how often a token came before in its response: 0, 1, 2, more
 @once_per_part
 def came_before(part: DumpedRollout) -> Tensor:
     """Returns how often each token came before in its response, [T]."""
-    return earlier(part.segments.ids.long() * (1 << 32) + part.tokens)
+    return earlier((part.segments.ids.long() << 32) + part.tokens)
 
 
 @once_per_part
@@ -33,12 +33,12 @@ def by_repetition(part: DumpedRollout) -> Tensor:
     earlier than that, twice, and more often.
     """
     ids, came = part.segments.ids, came_before(part)
-    kind = (came + 1).clamp(max=4)
+    kind = (came + 1).clamp_(max=4).int()
     is_same = (
         are_equal(part.tokens[1:], part.tokens[:-1]) & are_equal(ids[1:], ids[:-1]) & are_equal(came[1:], 1)
     )
     kind[1:] -= 2 * as_bytes(is_same)
-    index = kind * SURPRISES + part.surprise.long()
+    index = kind * SURPRISES + part.surprise
     return tabulated(index, clipped(part), 5 * SURPRISES).view(5, SURPRISES, COLUMNS)
 
 

@@ -26,4 +26,4 @@ class BySurprise(Measure):
         if part.size:
             surprise = -part.compared(part.behavior).double()
             rows = clipped(part)
-            part.tabulate(self.sums, part.surprise.long(), Rows.of((*rows, surprise), rows.pairs))
+            part.tabulate(self.sums, part.surprise, Rows.of((*rows, surprise), rows.pairs))

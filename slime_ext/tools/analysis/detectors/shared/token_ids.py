@@ -21,7 +21,7 @@ UNSURE = -1.0  # nats, a log-prob below which the sampler was unsure
 def by_id(part: DumpedRollout) -> Tensor:
     """Returns the sums of ``clipped`` by token id, [2, IDS, COLUMNS]: of other tokens, and of unsure ones."""
     is_unsure = as_bytes(part.finite & is_below(part.behavior, UNSURE))
-    index = (part.tokens & (IDS - 1)) + IDS * is_unsure.long()
+    index = (part.tokens & (IDS - 1)).int() + IDS * is_unsure.int()
     return tabulated(index, clipped(part), 2 * IDS).view(2, IDS, COLUMNS)
 
 
