@@ -62,7 +62,7 @@ class Result(Additive):
         """Passes the wanted rollouts of a job's files to every collector. Small ones wait for ``finish``."""
         with collection.paused():  # a search would look at each of a file's lists again and again
             self._read(job)
-        _glibc("malloc_trim", 0)
+        _glibc("malloc_trim", 0)  # returns what was freed in pieces too small for tensors
 
     def _read(self, job: Job) -> None:
         item: DumpedRollout | Skipped | None
@@ -74,8 +74,6 @@ class Result(Additive):
             else:
                 self.rollouts += 1
                 self.notes += [(item.source, note) for note in item.notes]
-                if item.size > JOINED:
-                    _glibc("malloc_trim", 0)  # returns what the reader freed, in pieces too small for tensors
                 self._take(item)
             item = None  # frees the rollout before the next one is read
 
