@@ -66,8 +66,8 @@ class Layouts(Measure):
         sums: [LAYOUTS, RESTORED] of micro-batches that fit best in each layout.
         tried: number of micro-batches that were tested.
         far: sum of k3 over all micro-batches that are far off, nats.
-        open: whether it is far off, number of tokens and sum of k3 of each sample of the rollouts that are
-            being read, in their order.
+        open: [S, 3] whether it is far off, number of tokens and sum of k3 of each sample, for each part of
+            the rollouts that are being read, in their order.
     """
 
     takes_joined: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class Layouts(Measure):
     sums: Tensor = field(default_factory=lambda: zeros(len(LAYOUTS), RESTORED))
     tried: int = 0
     far: float = 0.0
-    open: list[list[float]] = field(default_factory=list)
+    open: list[Tensor] = field(default_factory=list)
 
     @property
     def fit(self) -> int | None:
@@ -88,11 +88,14 @@ class Layouts(Measure):
         relation = relation_of(part)
         count, *_, near = part.sample_sums
         is_far = (relation.apart & ~relation.related).double()
-        self.open += torch.stack([is_far, count, near], 1).tolist()
+        self.open.append(torch.stack([is_far, count, near], 1))
 
     def close(self, rollout: DumpedRollout) -> None:
-        rows, self.open = self.open[: rollout.count], self.open[rollout.count :]
-        samples = dict(zip(rollout.positions, rows, strict=True))
+        tables = torch.cat(self.open)
+        table, self.open = tables[: rollout.count], [tables[rollout.count :]]
+        if not table[:, 0].any():
+            return
+        samples = dict(zip(rollout.positions, table.tolist(), strict=True))
         if sum(is_far for is_far, *_ in samples.values()) <= SOME * len(samples):
             return
         far = []
