@@ -103,7 +103,7 @@ def collect(
     processes: int = 1,
     done: Callable[[Job], None] = lambda job: None,
 ) -> Result:
-    """Passes every rollout of the jobs to copies of the collectors.
+    """Passes every rollout of the jobs to the collectors, which the result then holds.
 
     Args:
         jobs: from ``readers.find``.
@@ -115,7 +115,7 @@ def collect(
         DataError: a process was killed, most often because memory ran out.
     """
     keep_tensors_off_the_heap()
-    result = Result({name: copy.deepcopy(empty) for name, empty in collectors.items()})
+    result = Result(dict(collectors))
     if min(processes, len(jobs)) <= 1:
         for job in jobs:
             result.read(job)
