@@ -56,7 +56,8 @@ class WorstSamples(Additive):
         totals = part.sample_sums[3]
         samples = [_sample(part, i, float(totals[i])) for i in _largest(totals, self.samples)]
         tokens = [_token(part, at) for at in _largest(part.log_ratio, self.tokens)]
-        self.merge(WorstSamples(None, samples, tokens))
+        if samples or tokens:
+            self.merge(WorstSamples(None, samples, tokens))
 
     def merge(self, other: WorstSamples) -> None:
         """Adds the samples and tokens of other rollouts."""
