@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_ext.errors import ConfigError, cut
 from slime_ext.tools.launch.questions import NOT_AT_FIRST, ONCE
-from slime_ext.tools.launch.starts import folder_of
+from slime_ext.tools.launch.starts import folder_of, inherited
 from slime_ext.tools.launch.surroundings import TEXT_TOOLS, Surroundings, is_of_model
 from slime_ext.tools.launch.trace import (
     BEGIN,
     BETWEEN,
     END,
     MAPPING,
+    SHELL,
     TOKEN,
     TYPED,
     UNKNOWN,
@@ -33,8 +34,10 @@ from slime_ext.tools.launch.trace import (
     Run,
     at,
     program_of,
+    script_of,
     shell_text,
     split,
+    traced,
 )
 
 if TYPE_CHECKING:
@@ -149,7 +152,7 @@ class Sandbox:
         run.commands.append(Command(words, context.cwd, stdin))
         if context.name in TEXT_TOOLS and (answer := self._of_tool(context, stdin)) is not None:
             return BuiltinResult(stdout=answer[0], exit_code=answer[1])
-        if context.name in ("tee", "sleep"):
+        if context.name in ("tee", "sleep") or (context.name == "cat" and stdin and not context.argv):
             return BuiltinResult(stdout=stdin)
         if context.name in (ONCE, NOT_AT_FIRST):
             run.passes[words] += 1
@@ -159,8 +162,11 @@ class Sandbox:
         files = self._written(words, guess, folder, context) if program_of(words) is not None else {}
         changed = self._changed(guess, context.fs) if program_of(words) is not None else frozenset()
         run.calls.append(Call(words, variables, folder, files, changed))
-        if inner := shell_text(words, stdin):
-            return self._of_shell(run, guess, *inner, folder, context)
+        inner = shell_text(words, stdin)
+        if (file := script_of(words)) and _text(context.fs, at(folder, file[0])) is not None:
+            inner = shlex.join(["bash", *file]), []
+        if inner:
+            return self._of_shell(run, guess, words, *inner, folder, context)
         return BuiltinResult() if program_of(words) is not None else self._unknown(run, guess, words, context)
 
     def _unknown(
@@ -219,14 +225,26 @@ class Sandbox:
         return None if lacks_file or stderr or UNKNOWN.search(stdout) else (stdout, status)
 
     def _of_shell(
-        self, run: Run, guess: Guess, text: str, arguments: list[str], folder: str, context: BuiltinContext
+        self,
+        run: Run,
+        guess: Guess,
+        words: Sequence[str],
+        text: str,
+        arguments: list[str],
+        folder: str,
+        context: BuiltinContext,
     ) -> BuiltinResult:
-        """Runs a text that a program passes to a shell."""
+        """Runs a text that the words of a command pass to a shell."""
         from bashkit import BuiltinResult
 
         if TOKEN.fullmatch(text):
             self.around.evaluated.setdefault(self.around.quoted(text))
-        shell = _elsewhere(lambda: self._shell(run, guess, folder, context.env, self._files(guess)))
+        variables, files = inherited(words, context.env, self.around.environment()), self._files(guess)
+        for path in (at(folder, word) for word in split(text)):  # a script that the script writes: bash FILE
+            if Path(path).suffix in SHELL and (content := _text(context.fs, path)):
+                files[path] = content
+        text = traced(text)
+        shell = _elsewhere(lambda: self._shell(run, guess, folder, variables, files))
         command = shlex.join(["bash", "-xc", text, *(arguments or ["bash"])])
         result = _elsewhere(lambda: shell.execute_sync(command))
         run.changed |= _elsewhere(lambda: self._changed(guess, shell.fs()))

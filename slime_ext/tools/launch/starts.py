@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from slime_ext.tools.launch.trace import PROGRAMS, TOKEN, Call, Line, Run, at, narrowed, program_of
@@ -18,6 +19,8 @@ LAUNCH = re.compile(
 )
 FOLDERS = ("--working-dir", "--chdir")  # options of Ray and Slurm that name the program's folder
 ENVIRONMENT = "--runtime-env-json"  # the option of Ray that has the folder and the variables
+VARIABLES = ("--export", "-e", "--env")  # options of Slurm and containers: --export=ALL,X=1, -e X=1
+ELSEWHERE = ("ssh", "docker", "podman", "kubectl", "ray")  # programs whose shell inherits no variable
 OF_SANDBOX = ("PATH", "HOSTNAME")  # the sandbox sets these variables, not the script
 
 
@@ -92,6 +95,29 @@ def folder_of(words: Sequence[str], folder: str, token: Callable[[str], str]) ->
         if name in (*FOLDERS, ENVIRONMENT) and value:
             folder = at(folder, token(value) if "://" in value else value)
     return folder
+
+
+def inherited(
+    words: Sequence[str], environment: Mapping[str, str], elsewhere: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the variables of a shell that a command starts.
+
+    Args:
+        environment: the variables of the command. A shell in a container or on another machine gets only
+            those that the command's options name.
+        elsewhere: the variables that a script gets there.
+    """
+    is_elsewhere = any(Path(word).name in ELSEWHERE for word in words[:2])  # sudo docker run
+    variables = dict(elsewhere if is_elsewhere or "--export=NONE" in words else environment)
+    for word, after in pairwise([*words, ""]):
+        option, has_value, value = word.partition("=")
+        value = value if has_value else after
+        if option == ENVIRONMENT:
+            variables |= runtime_variables(value)
+        elif option in VARIABLES:
+            pairs = (each.partition("=") for each in value.split("," if option == "--export" else "\n"))
+            variables |= {name: text for name, is_set, text in pairs if is_set}
+    return variables
 
 
 def runtime_variables(text: str) -> dict[str, str]:

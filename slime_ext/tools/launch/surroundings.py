@@ -43,6 +43,8 @@ from slime_ext.tools.launch.trace import (
     at,
     narrowed,
     program_of,
+    script_of,
+    traced,
 )
 from slime_ext.tools.launch.visible import Visible, names_of, script_text
 
@@ -109,9 +111,6 @@ REFERENCE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
 GLOB = re.compile(rf"(?<![\w*?./=\[-])(?!-)[\w./\[\]{BEGIN}{END}-]*[*?][\w./*?\[\]{BEGIN}{END}-]*")
 MOST_GLOBS = 20
 MOST_TYPED = 100  # lines
-# Redirections of stderr, on which bash prints its trace: 2>&1, 2> log, &> log, |&. Quotes and comments stay.
-ERRORS = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'|(?<!\S)#[^\n]*|(?<=[\s)])2>>?[ \t]*(?:&1|[\w./-]+)|&>|\|&")
-ERRORS_TO = {"2>": "", "&>": ">", "|&": "|"}
 # select X in a b; do
 SELECT = re.compile(r"(?<![\w$-])select[ \t]+(\w+)(?:[ \t]+in[ \t]+[^;\n]*)?[ \t]*(?:;|\n)\s*do(?!\w)")
 READS = re.compile(r"(?<![\w$-])(?:read|mapfile|readarray)(?=\s)")
@@ -399,7 +398,7 @@ class Surroundings:
                 self._look(line, line.words or [""])
         for line in run.lines:
             self._ask(run, line)
-        self._ask_untraced(run)
+        self._learn_commands(run)
         self._alternatives(run)
         for call in run.calls:
             if program_of(call.words) is not None:
@@ -580,7 +579,7 @@ class Surroundings:
         text = re.sub(unread, lambda match: self.token(self.of_file(path, match[0])), text)
         text = OF_BASH.sub(lambda match: self.token(match[0]), text)
         text = re.sub(r"(?<![\w-])(command -[vV]|type -[pPt]|compgen -G)(?=\s)", "which", text)
-        text = ERRORS.sub(lambda match: match[0] if match[0][0] in "#\"'" else ERRORS_TO[match[0][:2]], text)
+        text = traced(text)
         loop = "while {}={}; read -r REPLY; do"
         text = SELECT.sub(lambda match: loop.format(match[1], self.token(f"${match[1]}")), text)
         text = re.sub(r"(?<!\S)\((\w+\+?=\([^()]*\))\)", r"( \1 )", text)  # it reads )) as the end of ((
@@ -683,12 +682,15 @@ class Surroundings:
         if first != ":":  # as in a text that a program passes to a shell
             self.unasked.setdefault(unknown_here(self.place_of(line), self.quoted(line.text)))
 
-    def _ask_untraced(self, run: Run) -> None:
-        """Adds the commands with an unknown answer that the trace leaves out, as in < <(smi)."""
+    def _learn_commands(self, run: Run) -> None:
+        """Adds the scripts that commands get, and commands that the trace leaves out, as in < <(smi)."""
+        for command in run.commands:
+            if file := script_of(command.words):
+                self._copied(command.folder, file[0])
         untraced = run.unknown.keys() - self.waits.keys() - self.answers.keys()
-        for command in sorted(command for command in untraced if self.another not in command):
-            text = self.quoted(command)
-            self.answers[command] = unknown_here(self.where(text), text)
+        for words in sorted(words for words in untraced if self.another not in words):
+            text = self.quoted(words)
+            self.answers[words] = unknown_here(self.where(text), text)
 
     def place_of(self, line: Line) -> str:
         """Returns ``file:line`` of a traced command; only the launch script's name if no file holds it."""

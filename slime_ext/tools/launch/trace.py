@@ -24,6 +24,14 @@ TOKEN = re.compile(f"{BEGIN}(\\d+){END}")
 UNKNOWN = re.compile(f"[{BEGIN}{END}]")  # also matches a part that a script cut out of a token
 PS4 = f"+${{BASH_SOURCE}}{BETWEEN}${{LINENO}}{BETWEEN}${{PWD}}{BETWEEN}"
 TYPED = f"/{BETWEEN}typed"  # the file with what someone types while the script runs
+# What changes bash's trace, which goes to stderr: 2>&1, 2> log, &> log, |&, bash FILE, bash -c TEXT. Quotes
+# and comments stay.
+OF_STDERR = re.compile(
+    r"\"(?:\\.|[^\"\\])*\"|'[^']*'|(?<!\S)#[^\n]*|(?<=[\s)])2>>?[ \t]*(?:&1|[\w./-]+)|&>|\|&"
+    r"|(?<![\w./$-])(?P<shell>bash|sh)(?=[ \t;)\n]|$)(?:[ \t]+-(?P<command>[a-z]*c)(?![\w-])"
+    r"(?P<text>[ \t]+(?:\"(?:\\.|[^\"\\])*\"|'[^']*'))?)?"
+)
+STDERR_TO = {"2>": "", "&>": ">", "|&": "|"}
 # What PS4 puts before each traced command, and bash before it a plus per level: ++run.sh|12|/root|
 TRACED = re.compile(rf"^\++([^{BETWEEN}\n]*){BETWEEN}(\d+){BETWEEN}([^{BETWEEN}\n]*){BETWEEN}", re.M)
 COMPLAINT = re.compile(r"^(\S+): line (\d+): (.*)$", re.MULTILINE)  # run.sh: line 3: X: unbound variable
@@ -44,6 +52,22 @@ OF_SLURM_WITH_VALUE = re.compile(
     r"contiguous|quiet|verbose|test-only|ignore-pbs|spread-job|overlap|unbuffered|label|pty|kill-on)[\w-]+"
 )
 OF_SSH = re.compile(r"-[bcDEeFIiJLlmOopQRSWw]")  # options of ssh that take a value
+
+
+def traced(text: str) -> str:
+    """Returns a script whose shells all print their trace to stderr, and to no file.
+
+    >>> traced("bash a.sh > log 2>&1; bash -lc 'b' |& tee c; echo '2>&1'")
+    "bash -x a.sh > log ; bash -xlc 'b' | tee c; echo '2>&1'"
+    """
+    return OF_STDERR.sub(_traced, text)
+
+
+def _traced(match: re.Match[str]) -> str:
+    if match["shell"]:
+        text = re.sub(r"(?s)(\s+.)(.*)(.)", lambda t: t[1] + traced(t[2]) + t[3], match["text"] or "")
+        return f"{match['shell']} -x{match['command'] or ''}{text}"
+    return match[0] if match[0][0] in "#\"'" else STDERR_TO[match[0][:2]]
 
 
 class Guess(NamedTuple):
@@ -177,36 +201,37 @@ def shell_text(words: Sequence[str], stdin: str = "") -> tuple[str, list[str]] |
     """Returns the text and arguments that a program passes to a shell.
 
     The forms are ``srun bash -c TEXT``, ``ssh HOST TEXT``, ``sbatch --wrap TEXT``, ``tmux new-session TEXT``,
-    with the text in a file ``sbatch FILE`` and ``srun bash FILE``, and with the text on stdin ``sbatch``,
-    ``ssh HOST`` and ``srun bash -s``. Returns None for other commands.
+    and with the text on stdin ``sbatch``, ``ssh HOST`` and ``srun bash -s``. Returns None for other commands.
     """
     for i, word in enumerate(words[:-2]):
         if Path(word).name in SHELLS and re.fullmatch(r"-[a-z]*c", words[i + 1]):
             return words[i + 2], list(words[i + 3 :])
-    if file := _file_of(words):
-        return shlex.join(["bash", *file]), []
     text = _submitted(words)
-    last = [Path(word).name for word in words if word != "-s"][-1]
+    last = [Path(word).name for word in words if word not in ("-s", "-x")][-1]
     if not text and (words[0] in ("sbatch", "ssh") or last in SHELLS) and words[0] not in NO_LAUNCH:
         text = stdin
     return (text, []) if text.strip() else None
 
 
-def _file_of(words: Sequence[str]) -> Sequence[str]:
-    """Returns the script that a program passes to a shell, with the script's arguments; empty if it does not.
+def script_of(words: Sequence[str]) -> Sequence[str]:
+    """Returns the script that a command passes to a shell, with the script's arguments; empty if it does not.
 
-    >>> _file_of(["sbatch", "-N", "2", "--exclusive", "a.sh", "b"]), _file_of(["srun", "bash", "-x", "a.sh"])
-    (['a.sh', 'b'], ['a.sh'])
+    >>> script_of(["sbatch", "-N", "2", "--exclusive", "a.sh", "b"])
+    ['a.sh', 'b']
+    >>> script_of(["srun", "bash", "-x", "a.sh"])
+    ['a.sh']
     """
     if words[0] in NO_LAUNCH:
         return ()
+    if "/" in words[0] and Path(words[0]).suffix in SHELL:
+        return words
     if words[0] in OF_SLURM:
         pairs = pairwise(words)
         is_command = (w[:1] != "-" and not OF_SLURM_WITH_VALUE.fullmatch(before) for before, w in pairs)
         at = next((i for i, is_first in enumerate(is_command, 1) if is_first), len(words))
         if at < len(words) and (words[0] == "sbatch" or Path(words[at]).suffix in SHELL):
             return words[at:]
-    for i, word in enumerate(words[1:-1], 1):
+    for i, word in enumerate(words[:-1]):
         if Path(word).name in SHELLS:
             rest = list(dropwhile(lambda option: option[:1] == "-", words[i + 1 :]))
             return rest if rest and Path(rest[0]).suffix in SHELL else ()

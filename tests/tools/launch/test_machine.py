@@ -177,18 +177,56 @@ JOB = '#!/bin/bash\n#SBATCH -N 2\npython3 train.py --b 1 --x ${X:-2} "$@"\n'
         ("docker run --gpus all slime bash -x job.slurm --y", "--b 1 --x 2 --y"),
         ("ray job submit -- bash job.slurm --y", "--b 1 --x 2 --y"),
         ("nohup bash job.slurm --y > log 2>&1 &", "--b 1 --x 2 --y"),
+        ("bash job.slurm --y", "--b 1 --x 2 --y"),
+        ("./job.slurm --y", "--b 1 --x 2 --y"),
+        ("bash -lc 'bash job.slurm --y 2>&1 | tee log'", "--b 1 --x 2 --y"),
         ("ssh $HEAD bash job.slurm", "--b 1 --x 2"),
         ('tmux new-session -d -s rl "bash job.slurm --y"', "--b 1 --x 2 --y"),
     ],
 )
 def test_a_script_that_another_program_gets_is_followed(line, flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("X", raising=False)
     (tmp_path / "job.slurm").write_text(JOB)
+    assert flags_of(line, tmp_path, monkeypatch) == (flags, [])
+    (tmp_path / "job.slurm").write_text(
+        f"[ -f /data/x ] && D=--data\n{JOB.replace('train.py', 'train.py $D')}"
+    )
+    assert flags_of(line, tmp_path, monkeypatch)[1] == ["--data"]
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "unknown"),
+    [
+        ("cat > a.sh <<'EOF'\nX=3\npython3 train.py --x $X\nEOF\nsbatch a.sh", "--x 3", []),
+        ("X=3\ncat > a.sh <<E\npython3 train.py --x $X --n $(n)\nE\nbash a.sh", "--x 3 --n $(n)", ["--n"]),
+        ("export X=3\nsbatch --export=NONE --wrap 'python3 train.py --x ${X:-1}'", "--x 1", []),
+        ("export X=3\ndocker run -e Y=4 i bash -c 'python3 train.py --x ${X:-1} --y $Y'", "--x 1 --y 4", []),
+        ("export X=3\nssh h 'python3 train.py --x ${X:-1}'", "--x 1", []),
+        ("export X=3\nsrun bash -c 'python3 train.py --x ${X:-1}'", "--x 3", []),
+        ("sbatch none.sh && A=--held\npython3 train.py --x 1 $A", "--x 1 --held", ["--held"]),
+    ],
+)  # fmt: skip
+def test_a_text_for_another_shell_is_read_with_its_variables(line, flags, unknown, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert flags_of(line, tmp_path, monkeypatch) == (flags, unknown)
+
+
+def test_a_test_in_a_script_that_the_script_writes_leaves_all_flags_unknown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text(
+        "cat > a.sh <<'EOF'\n[ -f /x ] && A=--held\npython3 train.py $A\nEOF\nbash a.sh\n"
+    )
+    launch = read(str(tmp_path / "run.sh"))
+    assert not launch.is_known("--held") and "-f /x" in launch.others
+
+
+def flags_of(line, tmp_path, monkeypatch):
+    """The flags of a script, and those of its flags that are unknown."""
+    monkeypatch.delenv("X", raising=False)
     (tmp_path / "run.sh").write_text(line)
     launch = read(str(tmp_path / "run.sh"))
-    assert " ".join(map(str, launch.flags)) == flags
-    assert not launch.unknown and not launch.others
+    assert not launch.others
+    return " ".join(word for flag in launch.flags for word in (flag.name, *flag.values)), [*launch.unknown]
 
 
 def test_a_script_starts_nothing_and_writes_nothing(tmp_path, monkeypatch):
