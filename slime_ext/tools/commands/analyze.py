@@ -295,12 +295,23 @@ def _corrections(configs: Configs) -> dict[str, UserCorrection]:
     return load_user_corrections(configs)
 
 
+@contextmanager
+def _importing_torch() -> Iterator[None]:
+    """Lets torch leave other packages' devices alone, because dumps are read on the CPU.
+
+    Looking for such packages takes 5 ms, and starting one's device can take seconds.
+    """
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # also for the processes of --jobs
+    with importing("torch"):
+        yield
+
+
 def _documents(flags: argparse.Namespace, configs: Configs) -> list[Document]:
     requests = [_request(flags, paths) for paths in (flags.paths, flags.against) if paths]
     files = [request.files() for request in requests]
     _refuse_to_replace_inputs(flags)
 
-    with importing("torch"):  # after all mistakes were found
+    with _importing_torch():  # after all mistakes were found
         from slime_ext.tools.analysis.pipeline import use_one_thread
         from slime_ext.tools.analysis.run import analyse
 
@@ -338,7 +349,7 @@ def _followed(flags: argparse.Namespace, configs: Configs, screen: PlainConsole)
 
     Returns the document when the run ends, or when an alert ends the command.
     """
-    with importing("torch"):
+    with _importing_torch():
         from slime_ext.tools.analysis.follow import Follower
         from slime_ext.tools.analysis.pipeline import use_one_thread
 

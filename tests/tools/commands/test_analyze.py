@@ -358,3 +358,17 @@ def test_what_only_a_users_file_needs_is_not_imported(runs):
     ran = subprocess.run(words, capture_output=True, text=True, check=True)
     modules = {"yaml", "pydantic", "matplotlib", "rich._emoji_codes", "slime_ext.config.load"}
     assert modules.isdisjoint(ran.stdout.splitlines()[-1].split())
+
+
+def test_devices_of_other_packages_are_left_alone(runs, tmp_path):
+    about = tmp_path / "other-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[torch.backends]\nother = other_device:start\n")
+    (tmp_path / "other_device.py").write_text("def start():\n    print('started')\n")
+    code = "import sys; from slime_ext.tools.commands import cli; cli.main(sys.argv[1:])"
+    words = [sys.executable, "-c", code, "analyze", str(runs / "healthy")]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    unset = {key: value for key, value in os.environ.items() if key != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    ran = subprocess.run(words, capture_output=True, text=True, check=True, env=unset | {"PYTHONPATH": path})
+    assert "No fault found" in ran.stdout and "started" not in ran.stdout
