@@ -53,13 +53,19 @@ class ChunkEdges(Measure):
         # ``whole % chunks`` chunks have one token more.
         even = size[:, INDEX] * NUMBERS + longer[:, INDEX].minimum(NUMBERS)
         padded = (size + (longer > 0))[:, INDEX] * NUMBERS
-        counts = [one.count for one in part.rollouts]
+        columns, counts = clipped(part), [one.count for one in part.rollouts]
+        # Of many short samples, most tokens are read several times, which is faster if the numbers of a token
+        # are next to each other. Of long samples, few tokens are read, and copying all of them takes longer.
+        rows = torch.stack(columns, 1) if even.numel() > part.size else None
         for table, first in zip(self.sums, (even, padded), strict=True):
             is_response = (first < whole) & (first >= prompts.clamp(min=1))
             at = (ends - whole + first).clamp(0, part.size - 1)
-            values = torch.stack([row[at] for row in clipped(part)], 2).mul_(is_response[..., None])
-            for of_rollout in values.split(counts):
-                table.index_add_(0, INDEX, of_rollout.sum(0))
+            for tokens, is_counted in zip(at.split(counts), is_response.split(counts), strict=True):
+                if rows is None:
+                    values = torch.stack([row[tokens] for row in columns], 2)
+                else:
+                    values = rows.index_select(0, tokens.view(-1)).view(*tokens.shape, COLUMNS)
+                table.index_add_(0, INDEX, values.mul_(is_counted[..., None]).sum(0))
 
 
 class Edges(NamedTuple):
