@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ class Means(Additive):
     a is the sum of the property over a sequence of n tokens.
     """
 
+    takes_joined: ClassVar[bool] = True
+
     sums: Tensor = field(default_factory=lambda: zeros(4, 5))
 
     def add(self, part: DumpedRollout) -> None:
@@ -51,9 +53,9 @@ class Means(Additive):
             known = part.finite & part.entropy.isfinite()
             surprise = torch.where(known, -part.behavior - part.entropy, 0)
             quantities.append(tuple(part.sums([surprise, as_numbers(known, torch.float64)])))
-        for row, (total, n) in enumerate(quantities):
-            sums = (total.sum(), total.square().sum(), (total * n).sum(), n.sum(), n.square().sum())
-            self.sums[row] += torch.stack(sums)
+        rows = [torch.stack([a, a.square(), a * n, n, n.square()]) for a, n in quantities]
+        for of_rollout in torch.stack(rows).split([one.count for one in part.rollouts], 2):
+            self.sums[: len(rows)] += of_rollout.sum(2)
 
     @property
     def ratio_minus_one(self) -> Mean:
