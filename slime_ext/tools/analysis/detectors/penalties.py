@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,13 +30,14 @@ class Newest(Measure):
     The table is [3, SURPRISES, COLUMNS], with the rows NEW, JUST and ONCE.
     """
 
+    takes_joined: ClassVar[bool] = True
+
     sums: Tensor = field(default_factory=lambda: zeros(3, SURPRISES, COLUMNS))
 
     def add(self, part: DumpedRollout) -> None:
-        if part.size < 2 or part.tokens is None:
-            return
-        just, new, once, *_ = by_repetition(part)
-        self.sums += torch.stack([new, just, once])
+        if part.size and part.tokens is not None:
+            for just, new, once, *_ in by_repetition(part):
+                self.sums += torch.stack([new, just, once])
 
 
 DETECTOR = Detector(

@@ -14,7 +14,7 @@ from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
-from slime_ext.tools.analysis.tables import are_equal, earlier, tabulated, zeros
+from slime_ext.tools.analysis.tables import are_equal, earlier, tabulated_apart, zeros
 
 SEEN = 4  # how often a token came before in its response: 0, 1, 2, more
 
@@ -29,8 +29,8 @@ def came_before(part: DumpedRollout) -> Tensor:
 def by_repetition(part: DumpedRollout) -> Tensor:
     """Returns the sums of ``clipped`` by how the token came before, and by bin of -log behavior.
 
-    The table is [5, SURPRISES, COLUMNS]: tokens that came only at the token before, never before, once and
-    earlier than that, twice, and more often.
+    The table is [R, 5, SURPRISES, COLUMNS], for each joined rollout or for the part alone: tokens that came
+    only at the token before, never before, once and earlier than that, twice, and more often.
     """
     ids, came = part.segments.ids, came_before(part)
     kind = (came + 1).clamp_(max=4).int()
@@ -39,7 +39,8 @@ def by_repetition(part: DumpedRollout) -> Tensor:
     )
     kind[1:] -= 2 * as_bytes(is_same)
     index = kind * SURPRISES + part.surprise
-    return tabulated(index, clipped(part), 5 * SURPRISES).view(5, SURPRISES, COLUMNS)
+    counts = [one.size for one in part.rollouts]
+    return tabulated_apart(index, clipped(part), 5 * SURPRISES, counts).unflatten(1, (5, SURPRISES))
 
 
 @dataclass
@@ -49,14 +50,15 @@ class Repeats(Measure):
     The table is [SEEN, SURPRISES, COLUMNS].
     """
 
+    takes_joined: ClassVar[bool] = True
     version: ClassVar[int] = 2
 
     sums: Tensor = field(default_factory=lambda: zeros(SEEN, SURPRISES, COLUMNS))
 
     def add(self, part: DumpedRollout) -> None:
         if part.size and part.tokens is not None:
-            just, new, once, *more = by_repetition(part)
-            self.sums += torch.stack([new, just + once, *more])
+            for just, new, once, *more in by_repetition(part):
+                self.sums += torch.stack([new, just + once, *more])
 
 
 def rise(d: Diagnosis, level: int = 1) -> tuple[float, float]:
