@@ -12,8 +12,9 @@ python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] # faults b
     [--rows FILE] [--results benchmarks/faults/RESULTS.md]          # goes on where it stopped; fills the page
 python -m benchmarks.faults report --out DIR --only NAME [--seed N]   # one of reports' runs: a folder
 python -m benchmarks.faults kind --out DIR --only NAME --seed N       # a healthy run; "window": lagging ones
-python -m benchmarks.faults reports [--unseen] [--later] [--only NAME]  # mechanisms that no detector knew
-    [--jobs N] [--rows FILE] [--against FILE] [--dumps DIR]         # goes on where it stopped; before and now
+python -m benchmarks.faults reports [--set first|later]               # mechanisms that no detector knew
+    [--unseen] [--only NAME] [--jobs N] [--rows FILE]               # goes on where it stopped
+    [--against FILE] [--dumps DIR]                                  # before and now
 python -m benchmarks.faults honest [--count N]                        # identities of healthy runs
 python -m benchmarks.faults explains [--only NAME] [--dumps DIR]       # shares of k3, beside those planted
 """
@@ -54,7 +55,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path)
     parser.add_argument("--against", type=Path)
     parser.add_argument("--unseen", action="store_true")
-    parser.add_argument("--later", action="store_true")
+    parser.add_argument("--set", choices=list(outside.SETS), default=outside.FIRST)
     parser.add_argument("--count", type=int, default=200)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -142,7 +143,7 @@ COMMANDS = {
     "reports": lambda options: outside.judge_reports(
         options.only,
         options.unseen,
-        options.later,
+        options.set,
         options.jobs,
         options.rows,
         options.against,

@@ -1,10 +1,10 @@
 """Judges ``analyze`` on mechanisms that no detector was written for, and on healthy runs of many kinds.
 
-python -m benchmarks.faults reports [--unseen] [--later] [--only NAME] [--jobs N] [--rows FILE]
-    [--against FILE] [--dumps DIR]
+python -m benchmarks.faults reports [--set first|later] [--unseen] [--only NAME] [--jobs N]
+    [--rows FILE] [--against FILE] [--dumps DIR]
 
 It judges mechanisms, healthy runs and windows of the seen seeds, or of those that are unseen. The mechanisms
-are those of the first table, or with ``--later`` those of the second, without windows. A row is
+are those of the first table, or with ``--set`` those of another, without windows. A row is
 appended to the file of ``--rows`` as soon as it is known, and not made again; the table has all rows of that
 file, and those of ``--against`` beside them. Runs that ``report --out DIR`` and ``kind --out DIR`` wrote are
 read there (``--dumps DIR``), and any other is made.
@@ -38,10 +38,14 @@ from benchmarks.faults.kinds import (
     write_lagging,
 )
 from benchmarks.faults.later_reports import LATER_REPORTS
-from benchmarks.faults.reports import REPORTS, SEEN, UNSEEN, base, runs_of, write_report
+from benchmarks.faults.reports import REPORTS, SEEN, UNSEEN, Report, base, runs_of, write_report
 from slime_ext.tools.analysis.document import Document
 
-TABLES = {"": REPORTS, ", later": LATER_REPORTS}
+FIRST = "first"
+SETS: dict[str, tuple[dict[str, Report], tuple[int, ...]]] = {  # name -> reports, their unseen seeds
+    FIRST: (REPORTS, UNSEEN),
+    "later": (LATER_REPORTS, UNSEEN),
+}
 ALL_REPORTS = REPORTS | LATER_REPORTS
 LAG_NAMES = ("stale_weights", *judge.OPEN)  # of an error in a short window of a lagging run
 WINDOW, RIGHT_WINDOW, WRONG_WINDOW = "window", "no other error", "error of another cause"
@@ -181,12 +185,14 @@ def table(columns: dict[str, list[Row]]) -> str:
 
 
 def _groups(columns: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
-    for seeds, word in ((SEEN, "seen"), (UNSEEN, "unseen")):
-        for table_name, reports in TABLES.items():
+    for word in ("seen", "unseen"):
+        for set_name, (reports, unseen) in SETS.items():
+            seeds = SEEN if word == "seen" else unseen
+            title = word if set_name == FIRST else f"{word}, {set_name}"
             for column, rows in columns.items():
                 group = [row for row in rows if row.name in reports and row.seed in seeds]
                 if group:
-                    yield f"{word}{table_name}, {column}", group
+                    yield f"{title}, {column}", group
 
 
 def _totals(columns: dict[str, list[Row]]) -> Iterator[str]:
@@ -270,7 +276,7 @@ def _explained(columns: dict[str, list[Row]]) -> Iterator[str]:
 def judge_reports(
     only: Sequence[str] | None,
     unseen: bool,
-    later: bool,
+    set_name: str,
     jobs: int,
     path: Path | None,
     against: Path | None,
@@ -280,12 +286,13 @@ def judge_reports(
     with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
         path = path or Path(folder) / "rows.jsonl"
         known = frozenset((row.name, row.seed) for row in read(path))
-        reports = LATER_REPORTS if later else REPORTS
+        reports, unseen_seeds = SETS[set_name]
         names = tuple(name for name in only or reports if name in reports)
-        asked = [Asked(s, reports=names, known=known, dumps=dumps) for s in (UNSEEN if unseen else SEEN)]
+        seeds = unseen_seeds if unseen else SEEN
+        asked = [Asked(seed, reports=names, known=known, dumps=dumps) for seed in seeds]
         kinds = tuple(name for name in only or KINDS if name in KINDS)
         asked += [Asked(s, kinds=kinds, known=known) for s in (UNSEEN_SEEDS if unseen else SEEDS)]
-        if WINDOW in only if only else not later:
+        if WINDOW in only if only else set_name == FIRST:
             lagging = UNSEEN_LAGGING if unseen else LAGGING
             asked += [Asked(seed, windows=WINDOWS, known=known) for seed in lagging]
         rows = judged(asked, jobs, path)
