@@ -12,7 +12,7 @@ python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] # faults b
     [--rows FILE] [--results benchmarks/faults/RESULTS.md]          # goes on where it stopped; fills the page
 python -m benchmarks.faults report --out DIR --only NAME [--seed N]   # one of reports' runs: a folder
 python -m benchmarks.faults kind --out DIR --only NAME --seed N       # a healthy run; "window": lagging ones
-python -m benchmarks.faults reports [--set first|later]               # mechanisms that no detector knew
+python -m benchmarks.faults reports [--set first|later|third]         # mechanisms that no detector knew
     [--unseen] [--only NAME] [--jobs N] [--rows FILE]               # goes on where it stopped
     [--against FILE] [--dumps DIR]                                  # before and now
 python -m benchmarks.faults honest [--count N]                        # identities of healthy runs

@@ -69,6 +69,15 @@ class How:
         lost_scores: first position of a key whose scores are 0 for queries that follow a cache (0: none).
         unwritten: in the first of a prompt's two chunks, each query sees the slots of the second chunk too,
             which are still 0.
+        jump: added to the rotary positions of tokens that follow a cache.
+        verified: tokens of a window that follow a cache, all of which have the position of its first.
+        overwritten: first position of queries that see, in every third row of a batch, keys and values of the
+            row before in one block of 8 (0: none).
+        score_cap: of the attention's scores, cap * tanh(score / cap) (0: none).
+        whole_shares: experts are weighted by their share of all experts, not of the chosen ones.
+        embedding: factor of the embeddings.
+        groups: of experts, of which the ``active`` ones with the largest sum of two shares are chosen before
+            experts are (0: none).
     """
 
     dtype: torch.dtype = FP32
@@ -95,6 +104,13 @@ class How:
     glu_blocks: int = 0
     lost_scores: int = 0
     unwritten: bool = False
+    jump: int = 0
+    verified: int = 1
+    overwritten: int = 0
+    score_cap: float = 0.0
+    whole_shares: bool = False
+    embedding: float = 1.0
+    groups: int = 0
 
 
 def random(shape: Shape, generator: torch.Generator) -> Weights:
@@ -199,7 +215,7 @@ class Model:
         cache = cache if cache is not None else Cache()
         begin = cache.length
         draws = torch.Generator().manual_seed(int(tokens.sum())) if self.how.dropout else None
-        x = self._rounded(weights["model.embed_tokens.weight"][tokens].float())
+        x = self._rounded(self.how.embedding * weights["model.embed_tokens.weight"][tokens].float())
         turn = self._rotary(begin, tokens.shape[1])
         experts, layers = [], []
         for i in range(self.shape.layers):
@@ -235,6 +251,8 @@ class Model:
         positions = torch.arange(begin, begin + count)
         if self.how.local_positions:
             positions = local_positions(count, self.how.local_positions)
+        if begin:
+            positions = positions // self.how.verified * self.how.verified + self.how.jump
         angle = torch.outer(positions / self.how.stretch, rate)
         both = torch.cat([angle, angle], -1)[:, None]
         return both.cos(), both.sin()
@@ -261,7 +279,9 @@ class Model:
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
         q = self.how.sharpness * q
         lost = self.how.lost_scores if begin else 0
-        exact = attend(q, k, v, begin, self.how.window, self.how.sink, lost)
+        if 0 < self.how.overwritten <= begin:
+            k, v = (overwritten(x, self.how.overwritten) for x in (k, v))
+        exact = attend(q, k, v, begin, self.how.window, self.how.sink, lost, self.how.score_cap)
         if self.how.unwritten and not begin and q.shape[1] > 1:
             first, second = torch.arange(q.shape[1]).tensor_split(2)
             slots = math.log(len(second))  # a key of 0 has the score 0, and a value of 0 adds nothing
@@ -286,15 +306,26 @@ class Model:
         if self.how.router != FP32:
             logits = logits.to(self.how.router).float()
         shares = logits.softmax(-1)
-        preferred = shares + self._router_bias(shares.shape[-1])
+        preferred = self._in_groups(shares + self._router_bias(shares.shape[-1]))
         chosen = preferred.topk(self.shape.active, -1).indices if forced is None else forced.long()
         share = shares.gather(-1, chosen)
-        share = logits.gather(-1, chosen) if self.how.raw_shares else share / share.sum(-1, keepdim=True)
+        if self.how.raw_shares:
+            share = logits.gather(-1, chosen)
+        elif not self.how.whole_shares:
+            share = share / share.sum(-1, keepdim=True)
         dense = torch.zeros_like(logits).scatter(-1, chosen, share)
         gate, up = torch.einsum("bnd,eid->bnei", h, w.get("mlp.experts.gate_up_proj")).chunk(2, -1)
         inner = self._rounded(silu(gate) * up)
         out = torch.einsum("bnei,edi,bne->bnd", inner, w.get("mlp.experts.down_proj"), dense)
         return self.how.routed * out, chosen
+
+    def _in_groups(self, preferred: Tensor) -> Tensor:
+        if not self.how.groups:
+            return preferred
+        grouped = preferred.unflatten(-1, (self.how.groups, -1))
+        best = grouped.topk(2, -1).values.sum(-1).topk(self.shape.active, -1).indices
+        is_best = torch.zeros(grouped.shape[:-1], dtype=torch.bool).scatter(-1, best, True)
+        return grouped.masked_fill(~is_best[..., None], -torch.inf).flatten(-2)
 
     def _router_bias(self, experts: int) -> Tensor:
         draws = torch.Generator().manual_seed(experts)
@@ -362,6 +393,15 @@ def local_positions(count: int, ranks: int) -> Tensor:
     return torch.cat(places)
 
 
+def overwritten(x: Tensor, begin: int) -> Tensor:
+    """Keys or values [B, N, heads, size], of which a block of 8, the second before ``begin``, is that of the
+    row before in every third row."""
+    block = slice(max(begin - 16, 0), begin - 8)
+    x, others = x.clone(), x.roll(1, 0)
+    x[::3, block] = others[::3, block]
+    return x
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -370,13 +410,16 @@ def attend(
     window: int = 0,
     sink: float = -torch.inf,
     lost: int = 0,
+    cap: float = 0.0,
 ) -> Tensor:
     """Causal attention of queries that follow ``begin`` others, [B, N, heads * size], over the ``window``
     last positions (0: over all), and a sink that has no value; scores of keys from position ``lost`` on are 0
-    (0: of none)."""
+    (0: of none); ``cap`` of the scores (0: none)."""
     batch, count, heads, size = q.shape
     q = q.view(batch, count, k.shape[2], heads // k.shape[2], size)
     scores = torch.einsum("bnghd,bmgd->bghnm", q, k) / size**0.5
+    if cap:
+        scores = cap * (scores / cap).tanh()
     if lost:
         scores[..., lost:] = 0.0
     if count > 1 or window:

@@ -1,6 +1,6 @@
 """Judges ``analyze`` on mechanisms that no detector was written for, and on healthy runs of many kinds.
 
-python -m benchmarks.faults reports [--set first|later] [--unseen] [--only NAME] [--jobs N]
+python -m benchmarks.faults reports [--set first|later|third] [--unseen] [--only NAME] [--jobs N]
     [--rows FILE] [--against FILE] [--dumps DIR]
 
 It judges mechanisms, healthy runs and windows of the seen seeds, or of those that are unseen. The mechanisms
@@ -39,14 +39,16 @@ from benchmarks.faults.kinds import (
 )
 from benchmarks.faults.later_reports import LATER_REPORTS
 from benchmarks.faults.reports import REPORTS, SEEN, UNSEEN, Report, base, runs_of, write_report
+from benchmarks.faults.third_reports import NEVER_SEEN, THIRD_REPORTS
 from slime_ext.tools.analysis.document import Document
 
 FIRST = "first"
 SETS: dict[str, tuple[dict[str, Report], tuple[int, ...]]] = {  # name -> reports, their unseen seeds
     FIRST: (REPORTS, UNSEEN),
     "later": (LATER_REPORTS, UNSEEN),
+    "third": (THIRD_REPORTS, NEVER_SEEN),
 }
-ALL_REPORTS = REPORTS | LATER_REPORTS
+ALL_REPORTS = REPORTS | LATER_REPORTS | THIRD_REPORTS
 LAG_NAMES = ("stale_weights", *judge.OPEN)  # of an error in a short window of a lagging run
 WINDOW, RIGHT_WINDOW, WRONG_WINDOW = "window", "no other error", "error of another cause"
 

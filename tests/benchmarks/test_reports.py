@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.faults import honest, judge, kinds, later_reports, outside, reports
+from benchmarks.faults import honest, judge, kinds, later_reports, outside, reports, third_reports
 from benchmarks.faults.dump import Turn
 from benchmarks.faults.later_reports import LATER_REPORTS
-from benchmarks.faults.mechanisms import Runs, start
+from benchmarks.faults.mechanisms import CASES, Runs, start
 from benchmarks.faults.model import (
     BF16,
     How,
@@ -22,9 +22,12 @@ from benchmarks.faults.model import (
     in_blocks,
     local_positions,
     log_softmax,
+    overwritten,
+    random,
     rotated_neighbours,
 )
 from benchmarks.faults.reports import REPORTS, base
+from benchmarks.faults.third_reports import THIRD_REPORTS
 from benchmarks.faults.world import write
 from slime_ext.tools.analysis.document import FINDINGS
 
@@ -37,8 +40,15 @@ def test_every_report_says_what_it_is():
         assert 1 <= len(report.right) <= 3 and set(report.right) & set(FINDINGS), name
 
 
+def test_threads_of_the_third_set_are_others():
+    before = (*REPORTS.values(), *LATER_REPORTS.values(), *CASES.values())
+    sources = [report.source for report in THIRD_REPORTS.values()]
+    assert len(set(sources)) == len(sources) and not set(sources) & {one.source for one in before}
+
+
 def test_seeds_differ_and_unseen_ones_are_others():
     assert not set(reports.SEEN) & set(reports.UNSEEN)
+    assert not {*reports.SEEN, *reports.UNSEEN} & set(third_reports.NEVER_SEEN)
     worlds = [repr(base(seed).shape) + str(base(seed).rollouts) for seed in reports.SEEN + reports.UNSEEN]
     assert len(set(worlds)) > 3
 
@@ -148,8 +158,10 @@ def test_a_share_of_every_kind_is_healthy_and_its_tokens_are_the_engine_s(tmp_pa
 def test_verdicts_of_windows_and_the_table():
     row = outside.Row("min_p", 100, "named", "truncated_sampling (error)", 0.1, 0.9, {"min_p": (0.8, 0.1)})
     other = outside.Row(outside.WINDOW, 30000, outside.WRONG_WINDOW, "dropout (error)", 0.1)
-    page = outside.table({"now": [row, other]})
+    third = outside.Row("groups_of_one", third_reports.NEVER_SEEN[0], "misnamed", "dropout (error)", 0.1)
+    page = outside.table({"now": [row, other, third]})
     assert "| seen, now | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 100% | 0% |" in page
+    assert "| unseen, third, now | 0 | 0 | 0 | 0 | 1 | 0 | 0 | 1 | 0% | 100% |" in page
     assert "of 1 windows 1 have an error of another cause" in page
     assert "0.100 from the planted share (median; at most 0.10), 1 within two of their errors" in page
 
@@ -228,18 +240,138 @@ def test_advantages_by_others_and_by_stride():
     assert [turn.advantage for turn in survivors[4:]] == [turn.reward for turn in survivors[4:]]
 
 
-@pytest.mark.parametrize("name", LATER_REPORTS)
-def test_a_later_report_is_planted(name, tmp_path):
-    report = LATER_REPORTS[name]
+def turned_by(how, count=9):
+    """Angles of the slowest pair over a prompt of three tokens and single tokens after it, over its rate."""
+    model = Model(Shape(), how)
+    passes = [model._rotary(0, 3), *(model._rotary(at, 1) for at in range(3, count))]
+    rate = model.shape.theta ** (-7 / 8)
+    return torch.cat([sine[:, 0, -1] for _, sine in passes]).asin() / rate
+
+
+def test_positions_after_a_cache_jump_or_stay():
+    jumped = [0.0, 1.0, 2.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0]
+    torch.testing.assert_close(turned_by(How(jump=5)), torch.tensor(jumped), atol=1e-3, rtol=0)
+    stays = [0.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0, 6.0, 8.0]
+    torch.testing.assert_close(turned_by(How(verified=2)), torch.tensor(stays), atol=1e-3, rtol=0)
+
+
+def test_a_block_of_every_third_row_is_that_of_the_row_before():
+    keys = heads(4, 30, 2, 4)[0]
+    changed = (overwritten(keys, 24) != keys).any(-1).any(-1)
+    assert changed.nonzero().tolist() == [[row, at] for row in (0, 3) for at in range(8, 16)]
+    assert torch.equal(overwritten(keys, 24)[3, 8:16], keys[2, 8:16])
+
+
+def test_a_large_cap_leaves_scores_as_they_are():
+    q, k, v = heads(1, 5, 2, 4)
+    torch.testing.assert_close(attend(q, k, v, 0, cap=1e4), attend(q, k, v, 0))
+    even = torch.stack([v[0, : at + 1].mean(0) for at in range(5)]).view(1, 5, 8)
+    torch.testing.assert_close(attend(q, k, v, 0, cap=1e-6), even)
+
+
+def test_experts_are_chosen_in_groups_with_the_largest_sums():
+    shares = torch.tensor([0.30, 0.01, 0.29, 0.00, 0.16, 0.16, 0.04, 0.04])
+    model = Model(Shape(experts=8), How(groups=4))
+    assert model._in_groups(shares).topk(2).indices.tolist() == [0, 4]
+    assert Model(Shape(experts=8))._in_groups(shares).topk(2).indices.tolist() == [0, 2]
+
+
+def test_shares_of_all_experts_and_scaled_embeddings():
+    shape, tokens = Shape(experts=8), torch.arange(6)[None]
+    weights = random(shape, torch.Generator().manual_seed(0))
+    every = replace(shape, active=8)  # whose shares add up to 1
+    for one in (shape, every):
+        logits = [Model(one, How(whole_shares=whole))(weights, tokens).logits for whole in (False, True)]
+        assert torch.allclose(*logits, atol=1e-5) is (one is every)
+    doubled = {k: 2 * w if "embed_tokens" in k else w for k, w in weights.items()}
+    scaled = Model(shape, How(embedding=2.0))(weights, tokens).logits
+    torch.testing.assert_close(scaled, Model(shape)(doubled, tokens).logits)
+
+
+def test_tool_results_lose_their_first_tokens_and_nothing_else():
+    turns = turns_of(*[20] * 30)
+    for turn in turns:
+        turn.mask[8:14] = False
+    third_reports.cut_results(turns, a_run())
+    cut = [turn for turn in turns if len(turn.tokens) < 20]
+    assert 10 < len(cut) < 30
+    for turn in cut:
+        missing = 20 - len(turn.tokens)
+        assert 2 <= missing <= 4
+        assert turn.tokens.tolist() == [*range(8), *range(8 + missing, 20)]
+        assert int((~turn.mask).sum()) == 6 - missing and len(turn.behavior) == len(turn.tokens)
+
+
+def test_log_probs_of_a_stretch_are_those_of_the_row_before():
+    turns = turns_of(*[30] * 10)
+    for i, turn in enumerate(turns):
+        turn.behavior = turn.behavior - 100 * i
+    third_reports.of_neighbour(turns, a_run())
+    moved = torch.stack([turn.behavior + 100 * i + torch.arange(1, 31) for i, turn in enumerate(turns)])
+    assert set(moved.unique().tolist()) == {0, 100}
+    assert not moved[:3].any() and moved[-1].bool().sum() in range(6, 16)
+
+
+def test_advantages_of_groups_of_one_with_pads_and_with_nan():
+    turns = turns_of(4, 8, 8, 4)
+    for turn, reward in zip(turns, (1.0, 0.0, 1.0, 0.0), strict=True):
+        turn.reward = reward
+    third_reports.each_alone(turns, a_run())
+    assert [turn.advantage for turn in turns] == [1, 0, 1, 0]
+    third_reports.mean_with_pads(turns, a_run())
+    low, high = turns[1].advantage, turns[0].advantage
+    assert low / high == pytest.approx(-0.375 / 0.625)  # 12 of 32 places have the reward 1
+    many = turns_of(*[2] * 80)
+    third_reports.without_judgement(many, a_run())
+    lost = torch.tensor([turn.advantage for turn in many]).isnan().view(-1, 4)
+    assert 1 <= lost.any(1).sum() < 20 and torch.equal(lost.any(1), lost.all(1))
+
+
+def planted_at(rollout, name, folder):
     runs = Runs(101, most_rollouts=3, base=base)
-    runs.plant(base(101, report.family), report.family, tmp_path / "healthy")
+    reports.write_report(THIRD_REPORTS[name], runs, folder)
+    return torch.load(folder / f"train_data/{rollout}.pt", weights_only=True)["samples"]
+
+
+def test_the_reference_of_a_resumed_run_is_its_checkpoint(tmp_path):
+    runs = Runs(101, most_rollouts=3, base=lambda seed, family: replace(base(seed, family), rollouts=3))
+    world = replace(THIRD_REPORTS["anchored_again"].world(101), rollouts=3)
+    runs.plant(world, "dense", tmp_path)
+    rows = [torch.load(tmp_path / f"train_data/{r}.pt", weights_only=True)["samples"] for r in range(3)]
+    equal = [all(torch.equal(row["ref_log_probs"], row["log_probs"]) for row in one) for one in rows]
+    assert equal == [True, True, False]
+
+
+def test_layers_replay_the_experts_of_the_layer_before(tmp_path):
+    rows = planted_at(1, "shifted_routes", tmp_path)
+    sampled = torch.load(tmp_path / "rollout_data/1.pt", weights_only=True)["samples"]
+    for row, sample in zip(rows, sampled, strict=True):
+        theirs = sample["rollout_routed_experts"]
+        assert torch.equal(row["routed_experts"][:, 1:].int(), theirs[:, :-1])
+        assert torch.equal(row["routed_experts"][:, :1].int(), theirs[:, :1])
+
+
+def test_an_answer_is_appended_to_the_one_before(tmp_path):
+    rows = planted_at(1, "chained_siblings", tmp_path)
+    alone = torch.load(tmp_path / "rollout_data/1.pt", weights_only=True)["samples"]
+    longest = base(101).length
+    assert 0 < sum(row["response_lengths"] > longest for row in rows) <= len(rows) // 2
+    assert all(len(one["rollout_log_probs"]) == one["response_length"] for one in alone)
+
+
+@pytest.mark.parametrize("name", [*LATER_REPORTS, *THIRD_REPORTS])
+def test_a_later_report_is_planted(name, tmp_path):
+    report = outside.ALL_REPORTS[name]
+    runs = Runs(101, most_rollouts=3, base=base)
+    runs.plant(replace(base(101, report.family), reference=True), report.family, tmp_path / "healthy")
     reports.write_report(report, runs, tmp_path / "planted")
     healthy, planted = (
         torch.load(tmp_path / side / "train_data/2.pt", weights_only=True)["samples"]
         for side in ("healthy", "planted")
     )
+    columns = {"rollout_log_probs", "log_probs", "loss_masks", "advantages", "ref_log_probs"}
     assert any(
         one[column].shape != other[column].shape or not torch.equal(one[column], other[column])
         for one, other in zip(healthy, planted, strict=False)
-        for column in ("rollout_log_probs", "log_probs", "loss_masks", "advantages")
+        for column in columns & other.keys()
     )
