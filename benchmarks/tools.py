@@ -1,15 +1,19 @@
 """Times commands of two checkouts, interleaved.
 
-    python -m benchmarks.tools OTHER [NAME ...] [--rounds 5]
+    python -m benchmarks.tools OTHER [NAME ...] [--rounds 5] [--busy N]
 
 OTHER is a second checkout, for example of an earlier commit (``git worktree add --detach OTHER COMMIT``).
 Each row of ``ROWS`` runs as a command in both, in turns, so that both see the same load of the machine.
 The table has the median user time of this checkout and of the other one, their ratio, and the row's target.
+
+Threads that wait for each other in loops spend user time, the more the fewer cores are free. With
+``--busy N`` N other processes take cores, as on a machine that somebody uses.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -18,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,6 +100,21 @@ ROWS = {
 }
 
 
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Keeps so many other processes busy."""
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def seconds(checkout: Path, words: list[str], folder: Path) -> float:
     """Runs a command of a checkout once and returns its user seconds, with those of its children."""
     environment = os.environ | {"PYTHONPATH": str(checkout), "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
@@ -135,13 +154,16 @@ def main() -> None:
     parser.add_argument("other", type=Path, metavar="OTHER", help="the second checkout")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"rows: {', '.join(ROWS)}; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each command that count")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="other processes that are busy")
     args = parser.parse_args()
     if unknown := [name for name in args.names if name not in ROWS]:
         parser.error(f"NAME: expected one of {', '.join(ROWS)}, got {unknown[0]}")
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    machine += f", others that are busy: {args.busy}"
     table = Table("command", "here, s", "other, s", "ratio", "target", box=None, title=machine)
     for name in args.names or ROWS:
-        here, there = medians(name, args.other.resolve(), args.rounds)
+        with busy(args.busy):
+            here, there = medians(name, args.other.resolve(), args.rounds)
         target = ROWS[name].target
         table.add_row(name, f"{here:.2f}", f"{there:.2f}", f"{here / there:.2f}", f"{target:g}")
     Console().print(table)
