@@ -232,7 +232,10 @@ def _read(path: Path, tensors: bool) -> Any:
         record = file.get_storage_from_record(f"data/{key}", count, dtype)  # needed only for its storage
         return torch.empty(0, dtype=dtype).set_(record.untyped_storage())
 
-    return PlainUnpickler(io.BytesIO(file.get_record("data.pkl")), storage).load()
+    # Read from the file, because get_record would hold this record in memory twice.
+    with path.open("rb", buffering=0) as pickled:
+        pickled.seek(file.get_record_offset("data.pkl"))
+        return PlainUnpickler(pickled, storage).load()
 
 
 def _why(error: Exception, path: Path) -> str:
