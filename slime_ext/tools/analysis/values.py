@@ -78,7 +78,9 @@ def as_array(values: Any, dtype: torch.dtype) -> numpy.ndarray:
         with suppress(struct.error):  # a value is None, or an integer needs more than 64 bits
             # In 0.4 times the time of array.array, which reads each value as an argument of a function.
             code = "q" if wanted.kind == "i" else "f"
-            return numpy.frombuffer(bytearray(struct.pack(f"{len(values)}{code}", *values)), wanted)
+            numbers = numpy.empty(len(values), wanted)
+            struct.pack_into(f"{len(values)}{code}", numbers, 0, *values)
+            return numbers
     return as_tensor(values, dtype).numpy()
 
 
