@@ -145,12 +145,12 @@ def _glibc(name: str, *numbers: int) -> None:
 def keep_tensors_off_the_heap() -> None:
     """Makes malloc map large tensors separately, so that freed memory returns to the system.
 
-    Large are those of a whole rollout. A row of a part has up to 2 MiB, and mapping it would take longer. The
-    end of the heap stays, because the next row needs it: returning it and mapping it again took a quarter of
-    all time.
+    Large are those of a large rollout. A table of a part has up to 6 MiB, and mapping it would take longer.
+    The end of the heap stays, because the next row needs it: returning it and mapping it again took a quarter
+    of all time.
     """
     _glibc("mallopt", M_TRIM_THRESHOLD, 16 << 20)
-    _glibc("mallopt", M_MMAP_THRESHOLD, 3 << 20)
+    _glibc("mallopt", M_MMAP_THRESHOLD, 8 << 20)
 
 
 def use_one_thread() -> None:
