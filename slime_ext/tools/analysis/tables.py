@@ -209,13 +209,14 @@ def _sums_that_count(
 
     If these hold most columns, such as all but the first tokens of responses, only the others are read.
     """
-    lengths, of_run = numpy.diff(begins, append=len(index)), index.numpy()[begins]
+    of_run = index.numpy()[begins]
     counts = of_run != size
-    kept = lengths[counts]
-    if LONG_RUNS * kept.sum() < len(index):
-        firsts = kept.cumsum() - kept
-        at = numpy.repeat(begins[counts] - firsts, kept) + numpy.arange(kept.sum())
-        rows, begins, of_run = [row[torch.from_numpy(at)] for row in rows], firsts, of_run[counts]
+    if not counts.all():
+        kept = numpy.diff(begins, append=len(index))[counts]
+        if LONG_RUNS * kept.sum() < len(index):
+            firsts = kept.cumsum() - kept
+            at = numpy.repeat(begins[counts] - firsts, kept) + numpy.arange(kept.sum())
+            rows, begins, of_run = [row[torch.from_numpy(at)] for row in rows], firsts, of_run[counts]
     return torch.from_numpy(of_run), run_sums(rows, torch.from_numpy(begins))
 
 
