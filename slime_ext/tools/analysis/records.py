@@ -402,7 +402,7 @@ class DumpedRollout:
     @cached_property
     def log_ratio(self) -> Tensor:
         """log proximal - log behavior of each token, [T], nats; 0 where ``finite`` is false."""
-        return selected(log_ratio(self.proximal, self.behavior, self.mask), self.finite)
+        return self.compared(log_ratio(self.proximal, self.behavior, self.mask))
 
     @cached_property
     def finite(self) -> Tensor:

@@ -7,6 +7,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -50,13 +51,17 @@ def fingerprints(part: DumpedRollout) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the last three fields of ``Prints`` for all samples of a part, [S] each."""
     behavior = part.compared(part.behavior)
     (surprise,) = part.sums([-behavior])
-    tokens = behavior.view(torch.int32).long()
+    # With numpy, because PyTorch has no vector instructions for integers of 64 bits.
+    hashes = behavior.view(torch.int32).numpy().astype(numpy.int64)
     if part.tokens is not None:
-        tokens = tokens ^ (part.segments.zeroed(part.tokens) << 32)
+        tokens = part.tokens if part.has_all else part.segments.zeroed(part.tokens)
+        hashes ^= tokens.numpy() << 32
+    hashes ^= hashes >> 29
     by_place = MIXER * (2 * torch.arange(max(part.lengths, default=0)) + 1)
-    mixed = (tokens ^ (tokens >> 29)) * by_place.index_select(0, part.segments.within)
-    mixed = (mixed ^ (mixed >> 31)) * MIXER
-    sums = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])  # modulo 2^64
+    hashes *= by_place.index_select(0, part.segments.within).numpy()
+    hashes ^= hashes >> 31
+    hashes *= MIXER
+    sums = torch.from_numpy(numpy.concatenate([[0], hashes.cumsum()]))  # modulo 2^64
     texts = part.prompts or [""] * part.count
     prints = {text: zlib.crc32(text.encode()) for text in set(texts)}  # samples of a group share a prompt
     prompts = integers([prints[text] for text in texts])

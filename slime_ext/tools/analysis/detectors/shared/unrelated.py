@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
@@ -53,7 +54,8 @@ def relation_of(part: DumpedRollout) -> Relation:
     A sample counts as unrelated only if it is also far off.
     """
     b, p = (part.compared(x).double().clamp(min=LEAST) for x in (part.behavior, part.proximal))
-    count, sb, sp, bb, pp, bp = part.sums([part.columns[0], b, p, b * b, p * p, b * p])
+    products = (x * y for x, y in ((b, b), (p, p), (b, p)))  # one after another, in the same memory
+    count, sb, sp, bb, pp, bp = part.sums(chain((part.columns[0], b, p), products))
     n = count.clamp_min(1)
     of_b, of_p, of_both = bb - sb * sb / n, pp - sp * sp / n, bp - sb * sp / n
     correlation = of_both / (of_b * of_p).clamp_min(1e-30).sqrt()
