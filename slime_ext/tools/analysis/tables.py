@@ -158,7 +158,7 @@ def in_order(keys: Tensor) -> tuple[Tensor, Tensor]:
     count = len(keys)
     if not count:
         return keys, keys
-    low, high = (int(key) for key in keys.aminmax())
+    low, high = int(keys.numpy().min()), int(keys.numpy().max())
     bits = (count - 1).bit_length()
     if (high - low).bit_length() + bits > MOST_BITS:
         order = keys.argsort(stable=True)

@@ -33,7 +33,7 @@ def by_repetition(part: DumpedRollout) -> Tensor:
     only at the token before, never before, once and earlier than that, twice, and more often.
     """
     ids, came = part.segments.ids, came_before(part)
-    kind = (came + 1).clamp_(max=4).int()
+    kind = came.int().add_(1).clamp_(max=4)
     is_same = (
         are_equal(part.tokens[1:], part.tokens[:-1]) & are_equal(ids[1:], ids[:-1]) & are_equal(came[1:], 1)
     )
