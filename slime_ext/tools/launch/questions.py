@@ -188,7 +188,9 @@ class Script:
             questions = [*self._of_case(begin, end), *self._of_list(begin, end)]
         else:
             operators = [word for word in words[1:] if re.fullmatch(r"-[a-z]{1,2}|[=!]=?|=~|&&|\|\|", word)]
-            spans = [match.span() for match in TESTS[first].finditer(self.text, begin) if match.start() < end]
+            spans = self._of_kind(first, begin, end)
+            if not spans:  # bashkit gives { [[ -n $X ]]; } the line before it
+                spans = self._of_kind(first, end, self.line(number + 1)[1])
             alike = [s for s in spans if all(word in self.text[slice(*s)] for word in operators)]
             questions = [self._of_test(*span) for span in alike or spans]
         # A condition with another in it, as [ "$([ -f x ] && echo y)" = y ], has no text that is found here.
@@ -196,6 +198,10 @@ class Script:
         for question in questions:
             self.questions.setdefault(question.begin, question)
         return questions
+
+    def _of_kind(self, first: str, begin: int, end: int) -> list[tuple[int, int]]:
+        """Returns the spans of the tests of one kind that begin in a part of the text."""
+        return [match.span() for match in TESTS[first].finditer(self.text, begin) if match.start() < end]
 
     def _answered(self, question: Question) -> str:
         """Returns the text with an outcome of a question in its place."""

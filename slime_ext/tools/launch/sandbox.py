@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from slime_ext.errors import ConfigError, cut
 from slime_ext.tools.launch.questions import NOT_AT_FIRST, ONCE
 from slime_ext.tools.launch.starts import folder_of, inherited
-from slime_ext.tools.launch.surroundings import TEXT_TOOLS, Surroundings, is_of_model
+from slime_ext.tools.launch.surroundings import END_OF_TYPED, TEXT_TOOLS, Surroundings, is_of_model
 from slime_ext.tools.launch.trace import (
     BEGIN,
     BETWEEN,
@@ -145,7 +145,7 @@ class Sandbox:
         """Answers a command: returns what it prints, and its status."""
         from bashkit import BuiltinResult
 
-        stdin = "" if self.around.is_typed(context.stdin or "") else context.stdin or ""
+        stdin = "" if (context.stdin or "").endswith(END_OF_TYPED) else context.stdin or ""
         words = _words_of(context, stdin)
         if TOKEN.fullmatch(context.name):
             self.around.evaluated.setdefault(f"eval {self.around.quoted(context.name)}")
@@ -186,7 +186,7 @@ class Sandbox:
         is_model = any(map(is_of_model, words))
         text = f"$({self.around.quoted(command)})"
         token = self.around.token(text, "", False, False, is_model)
-        output = "" if fails else self.around.lines_of(token, guess)
+        output = "" if fails else self.around.line_of(token, guess)
         return BuiltinResult(stdout=guess.worded(output), exit_code=int(fails))
 
     def _written(

@@ -268,7 +268,8 @@ def _guesses(around: Surroundings, reference: Guess) -> Iterator[tuple[Guess, st
     here = around.named(around.path)
     for guess in GUESSES:
         yield guess, unknown_here(here, "what it asks the machine")
-    yield reference._replace(is_many=True), unknown_here(here, "what it asks the machine")
+    for words in (0, 3):
+        yield reference._replace(words=words), unknown_here(here, "what it asks the machine")
     yield reference._replace(is_wide=True), unknown_here(here, "a word that is cut out of unknown words")
 
 

@@ -29,6 +29,7 @@ from slime_ext.tools.launch.questions import (
 )
 from slime_ext.tools.launch.trace import (
     BEGIN,
+    BETWEEN,
     COMPLAINT,
     END,
     PS4,
@@ -41,7 +42,6 @@ from slime_ext.tools.launch.trace import (
     Line,
     Run,
     at,
-    narrowed,
     program_of,
     script_of,
     traced,
@@ -110,9 +110,11 @@ REFERENCE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
 # A glob pattern in a trace: dir/*.pt
 GLOB = re.compile(rf"(?<![\w*?./=\[-])(?!-)[\w./\[\]{BEGIN}{END}-]*[*?][\w./*?\[\]{BEGIN}{END}-]*")
 MOST_GLOBS = 20
-MOST_TYPED = 100  # lines
+MOST_TYPED, END_OF_TYPED = 100, f"{BEGIN}{BETWEEN}\n"  # lines that someone types, and the line after them
 # select X in a b; do
 SELECT = re.compile(r"(?<![\w$-])select[ \t]+(\w+)(?:[ \t]+in[ \t]+[^;\n]*)?[ \t]*(?:;|\n)\s*do(?!\w)")
+# Under set -e, bashkit ends a script behind a branch of case that ends with false && true; bash goes on.
+ESAC = re.compile(r"(?<![\w-])esac(?=[ \t]*(?:\n|;(?!;)|#|$))")
 READS = re.compile(r"(?<![\w$-])(?:read|mapfile|readarray)(?=\s)")
 
 
@@ -363,25 +365,23 @@ class Surroundings:
         """Returns the files that the sandbox gets: path -> content."""
         scripts = {path: script.prepared(guess.outcome_of) for path, script in self.scripts.items()}
         unread = {
-            path: "" if path == guess.asked else self.lines_of(token, guess) * (1 + guess.is_many)
+            path: "" if path == guess.asked else self.line_of(token, guess) * guess.words
             for path, token in self.unread.items()
         }
         files = {f"{self.folder}/.here": ""} | self.placed | unread | dict.fromkeys(self.matches, "")
         files |= scripts
-        files[TYPED] = "" if guess.asked == TYPED else self.lines_of(self.typed, guess) * MOST_TYPED
+        typed = self.line_of(self.typed, guess) * MOST_TYPED + END_OF_TYPED
+        files[TYPED] = "" if guess.asked == TYPED else typed
         if guess.asked in self.matches and guess.outcome:
             files[self.matches[guess.asked][0]] = ""
         elif guess.asked in self.doubted and guess.asked not in self.unread:
             files = {path: text for path, text in files.items() if path.removesuffix("/.here") != guess.asked}
         return files
 
-    def lines_of(self, token: str, guess: Guess) -> str:
-        """Returns the line or lines that a token stands for under a guess."""
-        return f"{token} {self.another} {self.another}\n" if guess.is_many else f"{token}\n"
-
-    def is_typed(self, stdin: str) -> bool:
-        """Whether a command reads what someone types."""
-        return narrowed(stdin).startswith(self.typed)
+    def line_of(self, token: str, guess: Guess) -> str:
+        """Returns the line that a token stands for under a guess."""
+        words = (token, self.another, self.another)[: guess.words]
+        return " ".join(words) + "\n" if words else ""
 
     def is_above_matches(self, path: str) -> bool:
         """Whether a folder is there only because a file that matches a pattern is put into it."""
@@ -580,6 +580,7 @@ class Surroundings:
         text = OF_BASH.sub(lambda match: self.token(match[0]), text)
         text = re.sub(r"(?<![\w-])(command -[vV]|type -[pPt]|compgen -G)(?=\s)", "which", text)
         text = traced(text)
+        text = ESAC.sub("esac && :", text)
         loop = "while {}={}; read -r REPLY; do"
         text = SELECT.sub(lambda match: loop.format(match[1], self.token(f"${match[1]}")), text)
         text = re.sub(r"(?<!\S)\((\w+\+?=\([^()]*\))\)", r"( \1 )", text)  # it reads )) as the end of ((

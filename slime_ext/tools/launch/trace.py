@@ -79,8 +79,7 @@ class Guess(NamedTuple):
         asked: the command or the question that has another outcome than the others.
         outcome: the outcome of that question.
         is_wide: whether tokens are longer than usual. A word that then differs was cut out of tokens.
-        is_many: whether commands with an unknown answer, unknown files and who types give several words
-            instead of one.
+        words: how many words commands with an unknown answer, unknown files and those who type give.
     """
 
     fails: bool = False
@@ -88,7 +87,7 @@ class Guess(NamedTuple):
     asked: str = ""
     outcome: int = 0
     is_wide: bool = False
-    is_many: bool = False
+    words: int = 1
 
     def outcome_of(self, key: str, question: Question) -> int | None:
         """Returns the position of a question's outcome; None if the script's text stays."""

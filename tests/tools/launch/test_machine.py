@@ -124,6 +124,10 @@ DECIDED = r"""
     (A=(--x 1)) ⏎ python3 train.py ${A[@]} --b 1 ->  ->
     main() { ⏎   [ -f /data/x ] && A=(--data) ⏎   python3 train.py ${A[@]} --b "2>&1" ⏎ } ⏎ main 2>&1 | tee log -> --data -> run.sh:2: [ -f /data/x ]
     { [ -f /data/x ] && A+=(--data); } &> log ⏎ { smi && A+=(--smi); } 2>/dev/null ⏎ python3 train.py ${A[@]} --b 1 -> --data --smi -> run.sh:1: [ -f /data/x ]
+    read -r X ⏎ if echo "$X" | grep -q 8; then A=(--eight); fi ⏎ python3 train.py ${A[@]} --b 1 -> --eight ->
+    { [[ -n $(smi) ]]; } && A=(--smi) ⏎ python3 train.py ${A[@]} --b 1 -> --smi -> run.sh:1: [[ -n $(smi) ]]
+    set -e ⏎ N=$(gpus) ⏎ while read -r l; do A=(--one); done < <(gpus) ⏎ python3 train.py ${A[@]} --b 1 -> --one ->
+    set -e ⏎ case a in a) [ -n "" ] && A=(--no);; esac ⏎ case x in y) false;; esac; python3 train.py ${A[@]} --b 1 ->  ->
     X=$(echo $(smi) || echo "$SECONDS") ⏎ python3 train.py --x $X --b 1 -> --x ->
 """  # noqa: E501
 
