@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any, Protocol
 
@@ -47,7 +47,6 @@ class Collector(Protocol):
     def merge(self, other: Any) -> None: ...
 
 
-@dataclass
 class Result(Additive):
     """The filled collectors, and what had to be left out."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 import numpy
 import torch
@@ -41,10 +41,12 @@ def zeros(*size: int) -> Tensor:
     return torch.zeros(*size, dtype=torch.float64)
 
 
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
 class Additive:
-    """A dataclass whose fields add up.
+    """Makes each subclass a dataclass whose fields add up.
 
-    Tables and counters add up entry by entry, mappings key by key. Lists are joined.
+    Tables and counters add up entry by entry, mappings key by key. Lists are joined. Nobody compares or
+    prints such sums, and without these methods a class is made in half the time.
 
     Attributes:
         takes_joined: whether ``add`` may get several small rollouts as one (``records.join``).
@@ -52,9 +54,12 @@ class Additive:
 
     takes_joined: ClassVar[bool] = False
 
+    def __init_subclass__(cls) -> None:
+        dataclass(eq=False, repr=False)(cls)
+
     def merge(self, other: Any) -> None:
         """Adds the fields of another instance."""
-        for name in (field.name for field in fields(self)):
+        for name in (one.name for one in fields(self)):
             setattr(self, name, _added(getattr(self, name), getattr(other, name)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import torch
@@ -28,7 +28,6 @@ class OnePrompt(NamedTuple):
     largest: float
 
 
-@dataclass
 class OneReward(Measure):
     """The prompts whose samples all have one reward and an advantage that is not 0, up to 16 per rollout."""
 

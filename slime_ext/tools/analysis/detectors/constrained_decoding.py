@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
@@ -19,7 +19,6 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import any_true, count_true, is_above, is_below, selection
 
 
-@dataclass
 class OneSided(Measure):
     """Far tokens whose recorded log-prob is not 0: numbers with l below and above 0, and sum l below 0."""
 
@@ -36,7 +35,6 @@ class OneSided(Measure):
         self.sum_below += float(selection(part.log_ratio, below).double().sum())
 
 
-@dataclass
 class Forced(Measure):
     """Filled zeros that are the only such token of their response, but not its last token.
 

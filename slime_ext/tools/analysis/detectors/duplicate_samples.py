@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, NamedTuple
 
 import numpy
@@ -32,7 +32,6 @@ class Prints(NamedTuple):
     surprise: Tensor  # [n] float32, -log behavior of the whole response, nats
 
 
-@dataclass
 class Fingerprints(Measure):
     """The fingerprints of all samples of the run that have a response."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
@@ -20,7 +20,6 @@ class Unmoved(NamedTuple):
     share: float
 
 
-@dataclass
 class Reference(Measure):
     """The share of each rollout of 100 tokens that holds log-probs of the first policy."""
 

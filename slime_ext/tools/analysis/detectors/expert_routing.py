@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from torch import Tensor
@@ -16,7 +16,6 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import bins_of, tabulated, zeros
 
 
-@dataclass
 class SameExperts(Measure):
     """Number, sum |l|, sum l^2 and sum k3 of tokens with other experts, and with the same, [2, 4]."""
 

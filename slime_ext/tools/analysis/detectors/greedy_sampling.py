@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import ClassVar
 
 from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
@@ -16,7 +16,6 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import count_true, is_below
 
 
-@dataclass
 class Sure(Measure):
     """Number of tokens with both log-probs whose log-prob of the sampler is exactly 0."""
 
@@ -28,7 +27,6 @@ class Sure(Measure):
         self.tokens += count_true(part.finite & part.is_zero)
 
 
-@dataclass
 class Draws(Measure):
     """What tells greedy draws from draws of a policy, whatever was recorded for them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import fmean
 from typing import NamedTuple
 
@@ -47,7 +47,6 @@ class Responses(NamedTuple):
     independent: int
 
 
-@dataclass
 class Cuts(Measure):
     """The samples of each rollout that were cut at the limit."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -23,7 +23,6 @@ from slime_ext.tools.analysis.tables import is_below, selection, zeros
 SIZES, DECADES = 60, 6  # bins of |l|, from 1e-4 to 1e2 nats
 
 
-@dataclass
 class Unsure(Measure):
     """Tokens at which the sampler was unsure.
 

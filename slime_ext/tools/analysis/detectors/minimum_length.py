@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from slime_ext.tools.analysis.records import DumpedRollout
 KINDS = 16  # last tokens of a part that are counted
 
 
-@dataclass
 class Endings(Measure):
     """Responses by their last token: its id, how many end with it, and the length of the shortest of them."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
 
 
-@dataclass
 class Mixed(Measure):
     """Numbers of samples by how many versions lie between their oldest and their newest, up to 63."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
@@ -13,7 +12,6 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import count_true, is_finite
 
 
-@dataclass
 class Unscored(Measure):
     """The number of response tokens whose log-prob of the trainer is not finite."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -19,7 +19,6 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import selection, zeros
 
 
-@dataclass
 class Shifts(Measure):
     """The sums of each shift, [SHIFTS, 4], and the number of sequences that it explains, [SHIFTS].
 

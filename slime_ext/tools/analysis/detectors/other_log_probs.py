@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import torch
@@ -46,7 +46,6 @@ ENDS, FAR, LOOKED, MOST_BORROWED, WHOLE = 3, 0.5, 64, 256, 0.8
 BEGIN, UNLIKELY = 8, -0.05
 
 
-@dataclass
 class Moved(Measure):
     """Far samples whose log-probs of one side lie several places away in the list of the other side.
 
@@ -112,7 +111,6 @@ def _place_of(sampler: Tensor, trainer: Tensor) -> tuple[int, float] | None:
     return abs(shift), float(k3(log_ratio).clamp(max=MOST_K3).mean())
 
 
-@dataclass
 class BorrowedEnds(Measure):
     """Samples of which only the first or the last numbers are those of another sample.
 

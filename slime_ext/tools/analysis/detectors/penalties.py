@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -23,7 +23,6 @@ from slime_ext.tools.analysis.tables import zeros
 NEW, JUST, ONCE = range(3)  # never before in its response; only at the token before; once, and earlier
 
 
-@dataclass
 class Newest(Measure):
     """Sums of ``clipped`` by whether a token came only just before, and by bin of -log behavior.
 

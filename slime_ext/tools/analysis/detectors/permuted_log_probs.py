@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -27,7 +27,6 @@ from slime_ext.tools.analysis.tables import zeros
 WINDOW, LONGEST, DOUBT, ELSEWHERE = 6, 512, 0.3, 0.2
 
 
-@dataclass
 class Windows(Measure):
     """Number of far windows in unrelated samples, and of those that fit elsewhere in their sample, [2]."""
 

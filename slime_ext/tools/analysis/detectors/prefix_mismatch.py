@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -26,7 +26,6 @@ NEAR = 8  # first tokens of a turn that count as its start
 PARTS = ("start of the first turn", "rest of the first turn", "start of later turns", "rest of later turns")
 
 
-@dataclass
 class PartsOfTurns(Measure):
     """Sums by part of a turn (PARTS) and bin of -log behavior, [PARTS, SURPRISES, 4]."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -17,7 +17,6 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
 
 
-@dataclass
 class Rows(Measure):
     """Samples whose experts repeat, their tokens, and samples in which only the prompt has them.
 

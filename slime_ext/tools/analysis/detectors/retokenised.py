@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from torch import Tensor
@@ -16,7 +16,6 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import tabulated, zeros
 
 
-@dataclass
 class Turns(Measure):
     """Numbers of turns, of turns of which only a later part is shifted, and of samples with other tokens.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.experts import Routing
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -11,7 +9,6 @@ from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 
 
-@dataclass
 class Misfits(Measure):
     """Number of samples whose experts belong to more or fewer tokens."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from slime_ext.tools.analysis.tables import zeros
 ABOUT = ("length", "reward", "position", "age")
 
 
-@dataclass
 class Selection(Measure):
     """Kept and dropped samples by ABOUT: number of known values, their sum, their sum of squares."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -30,7 +30,6 @@ ALONE = 8.0  # far tokens that are equally far off, or more that are not
 EDGE, GONE = 0.5, 0.25
 
 
-@dataclass
 class FirstTokens(Measure):
     """Sums of ``clipped`` by place from the start of the response, up to MOST, [MOST + 1, COLUMNS]."""
 

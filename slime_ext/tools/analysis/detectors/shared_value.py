@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -26,7 +26,6 @@ REPEATED = 3  # tokens with one value that make it a repeated value; 0 always co
 ROUNDING = 1e-4  # relative difference of sums over the same tokens in another order
 
 
-@dataclass
 class Values(Measure):
     """Repeated log-probs of far tokens.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import run_begins, run_sums, tabulated, zeros
 
 
-@dataclass
 class Switched(Measure):
     """Number of tokens, and sum of k3, after a change of weights inside their response, and without one.
 

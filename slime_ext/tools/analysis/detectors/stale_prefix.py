@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -27,7 +27,6 @@ from slime_ext.tools.analysis.tables import zeros
 BOTH_CACHED = 50  # least tokens of a version in a rollout, with and without a cached prefix
 
 
-@dataclass
 class Cached(Measure):
     """Samples without and with a cached prefix: their number, tokens, sum k3, and its squares over samples.
 
@@ -62,7 +61,6 @@ class Cached(Measure):
                 self.sums += table
 
 
-@dataclass
 class CachedTwice(Measure):
     """The sums of ``Twice`` over samples with a cached prefix, [7]."""
 

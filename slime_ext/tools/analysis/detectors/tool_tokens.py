@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,6 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import any_true, count_true, is_above, is_below
 
 
-@dataclass
 class Doubtful(Measure):
     """Numbers of tokens at which the trainer is unsure, beside those of ``Filled``.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need_tokens
@@ -21,7 +20,6 @@ from slime_ext.tools.analysis.tables import count_true, is_above, is_below
 EXACT = 1e-4  # nats; rounding moves equal log-probs by less
 
 
-@dataclass
 class Sides(Measure):
     """Numbers of tokens with a log-ratio above EXACT, and below -EXACT."""
 

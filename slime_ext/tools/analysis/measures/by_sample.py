@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy
@@ -79,7 +79,6 @@ LABELS: dict[str, Callable[[DumpedRollout], Sequence[str] | None]] = {
 }
 
 
-@dataclass
 class BySample(Additive):
     """Sums over the samples of a run.
 

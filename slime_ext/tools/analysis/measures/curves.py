@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
 import torch
@@ -21,7 +21,6 @@ POSITIONS = 18 * PER_OCTAVE  # bins
 OUTCOMES = ("incorrect", "correct")
 
 
-@dataclass
 class Bins(Additive):
     """Sums over the tokens in each bin of a curve.
 
@@ -95,7 +94,6 @@ class Bins(Additive):
         return tuple(points)
 
 
-@dataclass
 class Curves(Additive):
     """The sums of every curve of the document."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -28,7 +28,6 @@ from slime_ext.tools.analysis.tables import Additive
 M = TypeVar("M", bound=Measure)
 
 
-@dataclass
 class Diagnosis(Additive):
     """A collector (see ``pipeline``) of everything that is measured in a run.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ COARSE = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 LABELS = CURVES["by_position"]
 
 
-@dataclass
 class Exactness(Additive):
     """A collector (see ``pipeline``) of the tokens whose two log-probs differ.
 

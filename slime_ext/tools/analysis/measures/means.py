@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -31,7 +31,6 @@ class Mean(NamedTuple):
         )
 
 
-@dataclass
 class Means(Additive):
     """The sums from which ``Mean`` follows.
 

@@ -49,7 +49,6 @@ class SequenceRatios:
         return math.exp(2 * total - square - math.log(count)) if math.isfinite(square) else None
 
 
-@dataclass
 class Sums(Additive):
     """Sums over tokens and sequences of a rollout, or of a run.
 

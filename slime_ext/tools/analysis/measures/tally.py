@@ -30,7 +30,6 @@ class TokenEffects:
     centering: Tensor | None = None  # what center adds to the loss, nats times the advantage
 
 
-@dataclass
 class Totals(Additive):
     """Sums over the tokens and sequences to which a correction was applied."""
 

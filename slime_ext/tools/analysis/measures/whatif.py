@@ -7,7 +7,7 @@ place, which is exact at the first optimizer step of a rollout and misses the dr
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, field, replace
 from functools import cache
 
 import torch
@@ -93,7 +93,6 @@ def _slope(
     return slope, clipped
 
 
-@dataclass
 class WhatIf(Additive):
     """A collector (see ``pipeline``) of the effects of several named corrections on the same rollouts."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from heapq import nlargest
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -39,7 +39,6 @@ class Seen(NamedTuple):
         return abs(self.fields["log_ratio"])
 
 
-@dataclass
 class WorstSamples(Additive):
     """A collector of the samples and the tokens with the largest log-ratios.
 

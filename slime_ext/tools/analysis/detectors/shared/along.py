@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -22,7 +22,6 @@ SURE = 3.0  # standard errors
 MORE, LEAST = 2.0, 0.02  # times what rollouts explain; share of the variance of |l|
 
 
-@dataclass
 class Positions(Measure):
     """Sums by bin of the position and of -log behavior, [POSITIONS, SURPRISES, 4], of ``by_surprise``."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from torch import Tensor
@@ -17,7 +17,6 @@ from slime_ext.tools.analysis.values import integers
 BLOCK, BLOCKS = 16, 2048
 
 
-@dataclass
 class Blocks(Measure):
     """Sums by block of absolute positions and bin of -log behavior, [BLOCKS, SURPRISES, 4]."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -16,7 +16,6 @@ class CachedRollout(NamedTuple):
     share: float
 
 
-@dataclass
 class CachedShares(Measure):
     """The share of each rollout's samples with a cached prefix, where the dump has it."""
 

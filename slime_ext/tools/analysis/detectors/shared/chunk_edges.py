@@ -6,7 +6,7 @@ are rolled within a chunk, that position scores a token of its chunk instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -31,7 +31,6 @@ COUNTS = torch.tensor(CHUNKS)
 TYPICAL = 0.3  # square of mean |l| over mean l^2, at these tokens; less if only a few of them are far off
 
 
-@dataclass
 class ChunkEdges(Measure):
     """Sums of ``clipped`` over the first tokens of all chunks but the first, [2, CHUNKS, COLUMNS].
 

@@ -5,7 +5,7 @@ Differences of log-probs between such tokens are differences of logits, because 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import torch
@@ -57,7 +57,6 @@ def texts_of(part: DumpedRollout) -> Texts:
 Context = tuple[tuple[float, ...], tuple[float, ...]]
 
 
-@dataclass
 class Contexts(Measure):
     """Contexts that several samples share and after which they have at least FEWEST different tokens."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from torch import Tensor
@@ -16,7 +16,6 @@ from slime_ext.tools.analysis.values import integers
 ENDS = 16  # tokens from the end of a response; the last place holds all earlier tokens
 
 
-@dataclass
 class Ends(Measure):
     """Sums of ``clipped`` by place from the end, [2, ENDS, COLUMNS].
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from typing import ClassVar
 
@@ -28,7 +28,6 @@ SEVERAL = 1e-5  # advantage by which a token of a sample that has one number dif
 TURNED, AGREES = 0.5, 0.3
 
 
-@dataclass
 class Estimators(Measure):
     """The ids of rollouts by the rewards from which their advantages follow; see ``kind_of``."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -23,7 +23,6 @@ COMPARED, CONFIRMED, FITS = 12, 64, 0.3
 STRETCH, STRETCH_FITS, STRETCHES, AROUND = 16, 0.15, 16, 1 << 14
 
 
-@dataclass
 class Exchanged(Measure):
     """Unrelated samples, and those whose log-probs fit the tokens of another sample of their part.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor
 
@@ -12,7 +12,6 @@ from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import sum_of, zeros
 
 
-@dataclass
 class Routing(Measure):
     """The number of samples with experts, and the sums of ``routes`` and ``experts`` of ``DumpedRollout``."""
 

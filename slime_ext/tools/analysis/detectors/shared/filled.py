@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -19,7 +19,6 @@ UNLIKELY = -2.0  # nats; top-p above 0.14 never keeps such a token alone
 DOUBTED = -0.25  # nats; if one side is sure, rounding to bfloat16 alone leaves the other above this
 
 
-@dataclass
 class Filled(Measure):
     """Tokens whose log-prob of the sampler is 0 where the trainer's is below DOUBTED, or below UNLIKELY.
 
@@ -49,7 +48,6 @@ def filled(part: DumpedRollout) -> Tensor:
     return zero & (part.proximal < UNLIKELY) if any_true(zero) else zero
 
 
-@dataclass
 class Beside(Measure):
     """Sums of ``clipped`` over tokens away from filled zeros, beside one, and of log-prob 0.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -94,7 +94,6 @@ class RatioSums(NamedTuple):
     sums: tuple[float, ...]
 
 
-@dataclass
 class Ratios(Measure):
     """The sums of ``RatioSums`` by place in the response, [PLACES, SUMS], by rollout and by part.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import count_true
@@ -11,7 +9,6 @@ from slime_ext.tools.analysis.tables import count_true
 ZERO = 1e-3  # nats; a log-prob that is renormalised to a single token is closer to 0
 
 
-@dataclass
 class Kept(Measure):
     """Positions with a known kept set."""
 

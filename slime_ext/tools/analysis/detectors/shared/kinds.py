@@ -6,7 +6,7 @@ It also tells whether the samples of one prompt are all near or all far.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import torch
@@ -41,7 +41,6 @@ class GroupSizes(NamedTuple):
     highest: tuple[int, ...]  # prompts by the bin of their farthest sample
 
 
-@dataclass
 class Sizes(Measure):
     """How far off samples are, relative to how certain their tokens are.
 

@@ -58,7 +58,6 @@ def _order_of(cp: int, is_contiguous: bool) -> Tensor:
 LAYOUTS = tuple(Layout(*one) for one in product(TEXTS, CP_SIZES, (True, False)))
 
 
-@dataclass
 class Layouts(Measure):
     """Micro-batches that another layout puts back in order.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -19,7 +19,6 @@ POSITIVE = 1e-4  # nats; rounding makes smaller ones
 KINDS = 8  # sentinels of which a part of a rollout keeps the counts
 
 
-@dataclass
 class Recorded(Measure):
     """Sequences without any log-prob of the sampler, sequences that lack some, and odd values."""
 

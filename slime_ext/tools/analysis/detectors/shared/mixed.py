@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -35,7 +35,6 @@ BY_CHANCE = 2.0
 NEAR, AT_A_PLACE = 1 / 3, 100  # mean |l| at a place over that of equally certain tokens; tokens there
 
 
-@dataclass
 class Octaves(Measure):
     """Sums by octave of |l|.
 

@@ -8,7 +8,7 @@ than the longest. That number follows from the lengths, so that nothing is searc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from typing import ClassVar, NamedTuple
 
@@ -51,7 +51,6 @@ class PutBack(NamedTuple):
     far: float
 
 
-@dataclass
 class Padded(Measure):
     """How well the log-probs of one side fit the tokens that a cut from the end gives them.
 

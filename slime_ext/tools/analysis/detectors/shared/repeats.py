@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import torch
@@ -43,7 +43,6 @@ def by_repetition(part: DumpedRollout) -> Tensor:
     return tabulated_apart(index, clipped(part), 5 * SURPRISES, counts).unflatten(1, (5, SURPRISES))
 
 
-@dataclass
 class Repeats(Measure):
     """Sums of ``clipped`` by how often the token came before, and by bin of -log behavior.
 

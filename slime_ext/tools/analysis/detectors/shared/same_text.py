@@ -8,7 +8,7 @@ l the same for both.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ FLAT = 1e-3  # nats^2 per token, variance of log behavior within contexts
 SAME = 1e-12  # nats^2, that of one token with rounding
 
 
-@dataclass
 class SameText(Measure):
     """Sums over tokens whose context another sample of their prompt has, with another token, [5].
 

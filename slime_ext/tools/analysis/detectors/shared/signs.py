@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from torch import Tensor
@@ -16,7 +16,6 @@ from slime_ext.tools.analysis.tables import is_above, is_below, zeros
 FAR = 0.5  # nats, |l| of a token that is far off
 
 
-@dataclass
 class Signs(Measure):
     """Sums of ``clipped`` over far tokens with l below 0, and over those with l above 0, [2, COLUMNS]."""
 

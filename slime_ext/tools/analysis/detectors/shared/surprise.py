@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from torch import Tensor
@@ -13,7 +13,6 @@ from slime_ext.tools.analysis.records import SURPRISES, DumpedRollout
 from slime_ext.tools.analysis.tables import Rows, zeros
 
 
-@dataclass
 class BySurprise(Measure):
     """Sums of ``clipped`` by bin of -log behavior; the last column sums -log behavior."""
 

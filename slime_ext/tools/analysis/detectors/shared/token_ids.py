@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from torch import Tensor
@@ -25,7 +25,6 @@ def by_id(part: DumpedRollout) -> Tensor:
     return tabulated(index, clipped(part), 2 * IDS).view(2, IDS, COLUMNS)
 
 
-@dataclass
 class TokenIds(Measure):
     """Sums of ``clipped`` by token id, [IDS, COLUMNS]."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 from typing import ClassVar
 
@@ -48,7 +48,6 @@ MOST = 0.5  # share of k3 that differs each time
 UNSURE = -0.05  # nats, the log-prob of a side that is unsure
 
 
-@dataclass
 class Twice(Measure):
     """Sums over tokens that another sample of their prompt has too, with equal text before and equal weights.
 

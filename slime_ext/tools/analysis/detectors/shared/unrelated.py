@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar, NamedTuple
 
@@ -18,7 +17,6 @@ LEAST = -8.0  # nats; smaller log-probs count as this, so that single far tokens
 TRIED = 64  # unrelated samples of a part that are looked at further
 
 
-@dataclass
 class Unrelated(Measure):
     """Numbers of samples: with a correlation of both sides' log-probs, with a low one, with a high one."""
 
