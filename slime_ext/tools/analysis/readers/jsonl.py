@@ -73,7 +73,7 @@ def _lines(path: Path, bad: dict[float, Skipped]) -> Iterator[Line]:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             for at, line in enumerate(file, 1):
                 try:
-                    if line.strip():
+                    if not line.isspace():
                         yield _line(at, parse(line))
                 except MALFORMED as error:
                     bad[at] = Skipped(f"{path}:{at}", str(error))

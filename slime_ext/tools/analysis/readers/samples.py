@@ -24,6 +24,7 @@ from slime_ext.tools.analysis.fields import UNKNOWN, Field, Record
 from slime_ext.tools.analysis.records import ROWS, DumpedRollout
 from slime_ext.tools.analysis.values import NO_NUMBERS, NUMPY, as_array, first, whole_number
 
+LIMIT = 10**MOST_DIGITS  # of a rollout's number and of a prompt's length; every line has both
 MOST_CANDIDATES = 1 << 28  # values in the heads of a rollout; both sides then take 2 GiB
 OF_SAMPLES = tuple(row for row in ROWS if row.one)  # rows that a sample has by itself
 PER_TOKEN = tuple(row for row in OF_SAMPLES if row.per == "token")
@@ -150,7 +151,7 @@ def _sizes(length: Any, values: Any, ids: Any, total: Any, prompt_length: Any) -
     count = length if ids is None else len(ids)
     total = max(int(total or count), length)
     prompt_length = total - length if prompt_length is None else int(prompt_length)
-    if abs(prompt_length) >= 10**MOST_DIGITS:
+    if abs(prompt_length) >= LIMIT:
         raise ValueError(f"expected a prompt_length of at most {MOST_DIGITS} digits, got a longer one")
     return length, prompt_length
 
@@ -366,7 +367,7 @@ def rollout_number(value: Any) -> int:
         TypeError, ValueError, OverflowError: not a number, or more digits than an int64 holds.
     """
     rollout_id = int(value)
-    if abs(rollout_id) >= 10**MOST_DIGITS:
+    if abs(rollout_id) >= LIMIT:
         raise ValueError(f"expected a rollout number of at most {MOST_DIGITS} digits, got a longer one")
     return rollout_id
 
