@@ -107,7 +107,8 @@ class BySample(Additive):
         rows = _rows(count, near, log_ratio, absolute)
         at = part.first_tokens(HEAD)
         begins = Segments.whole([min(length, HEAD) for length in part.lengths], part.mask[at])
-        count, absolute, _, log_ratio, _, near = begins.local_sums(part.columns[:, at])
+        firsts = [part.columns[row][at] for row in (0, 1, 3, 5)]
+        count, absolute, log_ratio, near = begins.local_sums(firsts)
         heads = _rows(count, near, log_ratio, absolute)
         for label, values_of in LABELS.items():
             values = values_of(part)
