@@ -12,6 +12,7 @@ from slime_ext.ops.histogram import LogBins
 
 BINS = LogBins(low=-40, high=64, digits=8)  # each at most 0.4% of its value wide
 ZERO = BINS.side + 1  # the bin around 0
+LOWER_ENDS = BINS.lower_ends(torch.arange(ZERO + 1))  # by distance from it, because every rollout reads them
 BARS = LogBins(digits=3)  # of the distribution on the page
 
 
@@ -74,7 +75,7 @@ class Histogram:
         counts = ordered[ZERO:].clone()
         counts[1:] += ordered[:ZERO].flip(0)
         held = counts.nonzero()[:, 0]
-        return counts[held].double(), BINS.lower_ends(held)
+        return counts[held].double(), LOWER_ENDS[held]
 
     def tail(self, share: float) -> tuple[float, float, int]:
         """Returns the lowest threshold that at most ``share`` of the values are above, for values >= 0.
