@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -253,10 +254,21 @@ class Sandbox:
 
 
 def _words_of(context: BuiltinContext, stdin: str) -> tuple[str, ...]:
-    """Returns the words of a command. xargs adds those that it reads, unless -I says where they go."""
+    """Returns the words of a command. xargs and parallel add those that they read, or put the last line in.
+
+    The forms are ``xargs P``, ``xargs -0 P``, ``xargs -I{} P {}`` and ``parallel P {} ::: WORDS``.
+    """
     words = (context.name, *context.argv)
-    reads = context.name == "xargs" and not any(word.startswith("-I") for word in words)
-    return (*words, *split(stdin)) if reads else words
+    if context.name not in ("xargs", "parallel"):
+        return words
+    if ":::" in words:
+        stdin, words = "\n".join(words[words.index(":::") + 1 :]), words[: words.index(":::")]
+    into = next((word[2:] or after for word, after in pairwise([*words, ""]) if word.startswith("-I")), "{}")
+    if any(into in word for word in words[1:] if word[:1] != "-") or context.name == "parallel":
+        line = (stdin.splitlines() or [""])[-1]
+        replaced = tuple(word.replace(into, line) for word in words)
+        return replaced if replaced != words else (*words, line)
+    return (*words, *(stdin.strip("\0").split("\0") if "-0" in words else split(stdin)))
 
 
 def _run_tool(words: Sequence[str], folder: str, stdin: str) -> tuple[str, str, int]:

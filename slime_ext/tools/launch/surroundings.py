@@ -102,6 +102,11 @@ OF_ITSELF = re.compile(r"(?<!\w)([A-Za-z_]\w*)=[\"']?\$\{?\1(?!\w)")  # X=${X:-1
 FILLED = re.compile(
     r"(?<![\w-])(?:(\w+)\+?=\([^()]*(?:\$\(|`)|(?:mapfile|readarray|read)\s(?:[^\n;|&<]*\s)?(\w+)\s*<(?:<<.*(?:\$\(|`)|[^<]))"
 )
+# bash sets no variable with an unknown name: export: `<token>': not a valid identifier, X<token>=1: ... found
+OF_ANY_NAME = re.compile(
+    rf"(?P<builtin>\w+): `(?P<word>[^=]*{UNKNOWN.pattern}.*)': not a valid identifier"
+    rf"|(?P<assignment>\w*{UNKNOWN.pattern}[^\s=]*=\S*): command not found"
+)
 NO_SUM = re.compile(r"No such file|command not found|[Nn]ot a directory|Permission denied")
 LOOP = re.compile(r"(?<![\w-])(?:for|select)\s+(?:\w+\s+in\s+)?$")
 REFERENCE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
@@ -403,30 +408,40 @@ class Surroundings:
         for call in run.calls:
             if program_of(call.words) is not None:
                 self._keep_config(call)
+        self._learn_complaints(run)
+
+    def _learn_complaints(self, run: Run) -> None:
+        """Adds what error messages of bash say is missing or cannot be computed."""
         sums = set[tuple[str, int]]()  # places; a command that repeats words complains of their sums again
         for match in COMPLAINT.finditer(run.trace):
             place = self.paths.get(match[1], match[1]), int(match[2])
-            if UNKNOWN.search(match[3]) and not NO_SUM.search(match[3]) and place not in sums:
+            if name := OF_ANY_NAME.match(match[3]):  # it can set any variable
+                setter = self.quoted(name["assignment"] or f"{name['builtin']} {name['word']}")
+                self.evaluated.setdefault(setter)
+            elif UNKNOWN.search(match[3]) and not NO_SUM.search(match[3]) and place not in sums:
                 sums.add(place)
                 self._unknown_sum(*place)
             self._complaint(match[3], self.place(match[1], int(match[2])), run.trace[: match.start()])
 
     def learn_from_end(self, run: Run) -> None:
         """Adds the variables that a script asks for before it ends without a launch."""
-        if not (end := self.end_of(run)):
+        end, tests = self.end_of(run), [line for line in run.lines if {*line.words[:1]} & {*TESTS}]
+        if run.error or not (end or tests):
             return
-        script, number = end
-        heads = [script.text[slice(*script.line(number))]]
-        if test := next((line for line in reversed(run.lines) if {*line.words[:1]} & {*TESTS}), None):
-            script = self.scripts.get(self.paths.get(test.file, test.file), script)
-            heads.append(script.text[slice(*script.line(test.number))])
+        # If nothing ends it, each test can be the one that passes over the launch: if [ "$RANK" = 0 ].
+        ends = [end] if end else []
+        places = [(self.scripts.get(self.paths.get(line.file, line.file)), line.number) for line in tests]
+        ends += [(script, number) for script, number in (places[-1:] if end else places) if script]
+        heads = [script.text[slice(*script.line(number))] for script, number in ends]
         sets = {match[1] for match in map(SET.match, map(str.strip, self.text.split("\n"))) if match}
         lines = [line for line in self.text.split("\n") if READS.search(line)]
         sets |= {"REPLY", *re.findall(r"\w+", " ".join(lines))} if lines else set()
         sets -= {match[1] for match in OF_ITSELF.finditer(self.text)}  # as in X=${X:-}
-        for name in (name for head in heads for name in REFERENCE.findall(head)):
-            if not (name in sets or name in self.request.variables or name.startswith("BASH")):
-                self.needs.setdefault(name, (self.place(end[0].path, number), self.how_it_ends(run)))
+        for (script, number), head in zip(ends, heads, strict=True):
+            script, number = end or (script, number)
+            for name in REFERENCE.findall(head):
+                if not (name in sets or name in self.request.variables or name.startswith("BASH")):
+                    self.needs.setdefault(name, (self.place(script.path, number), self.how_it_ends(run)))
 
     def end_of(self, run: Run) -> tuple[Script, int] | None:
         """Returns the script and line with the ``exit`` or the failure that ended a run.

@@ -128,6 +128,13 @@ DECIDED = r"""
     { [[ -n $(smi) ]]; } && A=(--smi) ⏎ python3 train.py ${A[@]} --b 1 -> --smi -> run.sh:1: [[ -n $(smi) ]]
     set -e ⏎ N=$(gpus) ⏎ while read -r l; do A=(--one); done < <(gpus) ⏎ python3 train.py ${A[@]} --b 1 -> --one ->
     set -e ⏎ case a in a) [ -n "" ] && A=(--no);; esac ⏎ case x in y) false;; esac; python3 train.py ${A[@]} --b 1 ->  ->
+    [ -f .env ] && export $(grep -v '^#' .env | xargs) ⏎ python3 train.py --x ${X:-1} --b 1 -> --x -> export
+    for kv in $(smi); do export "$kv"; done ⏎ python3 train.py --x ${X:-1} --b 1 -> --x -> export $(smi)
+    N=$(gpus) ⏎ eval "V_$N=1" ⏎ python3 train.py --x ${V_8:-1} --b 1 -> --x -> V_$(gpus)=1
+    if [ "${RANK}" -eq 0 ]; then python3 train.py --b 1; fi ->  ->
+    echo "--y" | xargs -I{} python3 train.py {} --b 1 ->  -> --y --b 1
+    printf '%s\0' "--y" 2 | xargs -0 python3 train.py --b 1 ->  -> --b 1 --y 2
+    parallel python3 train.py --x {} --b 1 ::: 1 2 ->  -> --x 2 --b 1
     X=$(echo $(smi) || echo "$SECONDS") ⏎ python3 train.py --x $X --b 1 -> --x ->
 """  # noqa: E501
 
