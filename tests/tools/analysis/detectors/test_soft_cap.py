@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slime_ext.tools.analysis.detectors.shared import bends
 from tests.tools.analysis.detectors.toys import PROMPTS, Policy, edited, findings, run
 
 CAP = 15.0
@@ -59,6 +60,18 @@ def test_a_few_log_probs_that_are_far_off_are_no_soft_cap():
 
     for seed in range(3):
         assert "soft_cap" not in findings(edited(run(6, policy=Policy(seed), samples=128), raced))
+
+
+def test_two_temperatures_are_positive():
+    """One context in twenty has another text before it, and the factor that fits its tokens is below 0."""
+    g = torch.Generator().manual_seed(0)
+    contexts = [(x, x + 1e-4 * torch.randn(3, generator=g)) for x in -torch.rand(20, 3, generator=g)]
+    contexts[0] = contexts[0][0], -6 * contexts[0][0]
+    fit = bends._fits([(tuple(x.tolist()), tuple(y.tolist())) for x, y in contexts])
+    assert fit.factor < 0 and not fit.is_mixed
+    contexts[0] = contexts[0][0], 3 * contexts[0][0]
+    fit = bends._fits([(tuple(x.tolist()), tuple(y.tolist())) for x, y in contexts])
+    assert fit.factor == pytest.approx(3, rel=1e-3) and fit.is_mixed
 
 
 @pytest.mark.parametrize("side", ["temperature", "colder"])

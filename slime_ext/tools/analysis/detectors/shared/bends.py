@@ -68,10 +68,12 @@ class Bend(NamedTuple):
     def is_mixed(self) -> bool:
         """Whether two temperatures leave much less than one, and no more than a soft cap.
 
-        Each context only chooses between two factors, but a soft cap fits a number to each.
+        Each context only chooses between two factors, but a soft cap fits a number to each. Temperatures are
+        positive; a single context with another text before it fits a factor of any size and sign.
         """
+        is_temperature = FACTORS[0] <= self.factor <= FACTORS[-1]
         is_less = self.mixed <= BENT * self.straight and self.mixed <= self.bent
-        return is_less and SOME <= self.share <= 1 - SOME
+        return is_temperature and is_less and SOME <= self.share <= 1 - SOME
 
     @property
     def is_bent(self) -> bool:
