@@ -12,6 +12,7 @@ from slime_ext.tools.analysis.detectors.shared.blocks import BLOCK, Blocks
 from slime_ext.tools.analysis.detectors.shared.certainty import beyond_certainty
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
+from slime_ext.tools.analysis.detectors.shared.sampling import began_later
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -116,7 +117,9 @@ def _after_first_token(d: Diagnosis) -> Figures | None:
     """
     table = d.of(Positions).table
     reached = table[:, :, 0].sum(1).nonzero()[:, 0]
-    if not len(reached) or int(reached[0]):
+    # A prefill that reads other weights than a decoding step also leaves the first token alone, but only
+    # after a push.
+    if not len(reached) or int(reached[0]) or began_later(d, FEWEST):
         return None
     figures = _first_alone(d, table[reached])
     return figures and {"position": 0, **figures}

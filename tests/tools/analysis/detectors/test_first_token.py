@@ -26,6 +26,12 @@ def test_first_tokens_that_agree_alone_show_where_precision_is_lost():
     )
 
 
+def test_first_tokens_that_agree_alone_from_the_second_rollout_on_show_another_prefill():
+    """An engine whose decoding steps read the first weights, and whose prefills read the pushed ones."""
+    since_a_push = edited(noisy(1), lambda r: {"proximal": r.behavior} if not r.rollout_id else {})
+    assert "kv_precision" not in findings(since_a_push)
+
+
 @pytest.mark.parametrize("places", [(0,), (3,), (0, 1)])
 def test_first_tokens_that_are_as_far_or_not_alone_show_nothing(places):
     found = findings(noisy(*places))

@@ -74,7 +74,7 @@ def _leaning(d: Diagnosis) -> float | None:
 
 def is_scaled(d: Diagnosis) -> bool:
     """Returns whether the log-ratios look as if the temperatures differed."""
-    if (d.sums.mean_absolute or 0.0) < SMALL or _began_later(d):
+    if (d.sums.mean_absolute or 0.0) < SMALL or began_later(d):
         return False
     temperature, leaning = implied_temperature(d), _leaning(d)
     if by_probability(d) < EXPLAINED or not LOWEST <= temperature <= HIGHEST:
@@ -82,14 +82,18 @@ def is_scaled(d: Diagnosis) -> bool:
     return leaning is None or math.copysign(leaning, leaning * (temperature - 1)) >= LEANS
 
 
-def _began_later(d: Diagnosis) -> bool:
+def began_later(d: Diagnosis, fewest: int = FEWEST) -> bool:
     """Returns whether a far rollout comes after a rollout that was hardly off.
 
-    This happens if weights lag, because pushes remove the distance.
+    This happens if weights lag, because pushes remove the distance. A setting of the sampler or of its cache
+    acts from the first rollout on.
+
+    Args:
+        fewest: tokens that a rollout needs.
     """
     lowest, mean = math.inf, d.sums.mean_absolute or 0.0
     for rollout in sorted(d.rollouts):
-        if rollout.tokens >= FEWEST:
+        if rollout.tokens >= fewest:
             if rollout.absolute >= max(mean, RISES * lowest):
                 return True
             lowest = min(lowest, rollout.absolute)
