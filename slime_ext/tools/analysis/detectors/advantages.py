@@ -49,8 +49,8 @@ DETECTOR = Detector(
     severity="error",
     explains=False,
     what="""
-        advantages do not follow from the rewards: NaN, wrong sign, shifted by one sample, baseline
-        over other prompts, normalised on each rank, or 0 at a part of the tokens
+        advantages do not follow from the rewards: NaN, wrong sign, divided by nearly 0, shifted by one
+        sample, baseline over other prompts, normalised on each rank, or 0 at a part of the tokens
     """,
     asks="advantages, rewards, groups",
     title="Advantages do not follow from the rewards: {{ said }}.",
@@ -78,13 +78,20 @@ BY_PROMPT = ("grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus_baseline")
 NAN = "nan"
 # Kinds of which one rollout is enough, the worst first; other rollouts may have nothing that shows them, such
 # as responses of one length, whose ranks all have the same advantages.
-EXACT = (NAN, "chunks", "ranks")
+EXACT = (NAN, "blown", "chunks", "ranks")
 SAID = {
     NAN: (
         "they are NaN or infinite",
         "response tokens have an advantage that is NaN or infinite, so the loss is, too",
         "Look for a NaN reward, and for a group whose rewards are all equal and are divided by their "
         "standard deviation.",
+    ),
+    "blown": (
+        "some are divided by nearly 0",
+        "an advantage is more than ten times the range of the rewards, and ten times what a standard "
+        "deviation over all tokens leaves",
+        "Look for a standard deviation over the other samples of a prompt, which is 0 if these have one "
+        "reward (NVIDIA-NeMo/RL#1518), and for an epsilon of 1e-6. Do not divide there.",
     ),
     "flipped": (
         "their sign is flipped",

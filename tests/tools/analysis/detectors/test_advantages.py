@@ -26,6 +26,14 @@ def scaled(rewards):
     return centred(rewards) / (deviation + 1e-6)
 
 
+def by_others(rewards):
+    """Centred and divided over the other samples of the prompt."""
+    rows = rewards.view(-1, SIZE)
+    others = [torch.cat([rows[:, :i], rows[:, i + 1 :]], 1) for i in range(SIZE)]
+    mean, deviation = (torch.stack([f(other, 1) for other in others], 1) for f in (torch.mean, torch.std))
+    return ((rows - mean) / (deviation + 1e-6)).flatten()
+
+
 def with_advantages(made):
     return edited(run(), lambda r: {"advantages": made(r.rewards).repeat_interleave(LENGTH).float()})
 
@@ -61,6 +69,20 @@ def test_what_advantages_follow_from_is_said(made, said):
 )
 def test_what_estimators_make_of_rewards_is_no_fault(made):
     assert findings(with_advantages(made)) == {}
+
+
+@pytest.mark.parametrize(("made", "is_blown"), [(by_others, True), (scaled, False), (centred, False)])
+def test_advantages_that_are_divided_by_nearly_0_are_named(made, is_blown):
+    """One sample of the first prompt has another reward, and rewards have a range of 200."""
+
+    def odd(r):
+        rewards = 200 * r.rewards
+        rewards[:SIZE] = torch.eye(SIZE, dtype=rewards.dtype)[0]
+        return {"rewards": rewards, "advantages": made(rewards).repeat_interleave(LENGTH).float()}
+
+    found = findings(edited(run(), odd))
+    assert set(found) == ({"advantages"} if is_blown else set())
+    assert not is_blown or "divided by nearly 0" in found["advantages"].title
 
 
 def test_one_baseline_for_the_batch_is_a_fault_under_an_estimator_that_has_one_by_prompt():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import field
 from itertools import product
@@ -22,6 +23,9 @@ BLOWN = 2.0  # times the largest |A| of other prompts; smaller ones may come fro
 # Of the advantages that a rank normalised: their mean, and their variance minus 1; tokens of a rank. Chance
 # brings both of two ranks with 1000 tokens there in one of 10^9 rollouts.
 MEAN, VARIANCE, ENOUGH = 1e-4, 1e-3, 30
+# Times the largest advantage of any estimator: the range of the rewards if it only subtracts a mean of them,
+# and the root of their number if it divides by a deviation that they all are in.
+BEYOND = 10.0
 CP_SIZES = (2, 4, 8)
 SEVERAL = 1e-5  # advantage by which a token of a sample that has one number differs from the mean by rounding
 # Correlation within groups: below -TURNED the sign is flipped, above AGREES it is right.
@@ -47,6 +51,7 @@ class Estimators(Measure):
     nan: list[int] = field(default_factory=list)
     chunks: list[int] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
+    blown: list[int] = field(default_factory=list)
 
     def close(self, rollout: DumpedRollout) -> None:
         kind = kind_of(rollout)
@@ -65,6 +70,7 @@ def kind_of(rollout: DumpedRollout) -> str:
     batch: the reward minus the mean over all samples
     unlike: none of these
     constant: own, except that prompts whose samples all have one reward have advantages that are not 0
+    blown: some are larger than rewards of this range and number allow, as after a division by nearly 0
     zero: all advantages are 0, although rewards differ within a group
     flat: all advantages are 0, and rewards are the same within each group
     partial: most samples have one number at some response tokens and 0 at others
@@ -90,16 +96,22 @@ def kind_of(rollout: DumpedRollout) -> str:
         return "flat" if is_flat else "zero"
     if not constant:
         return "partial" if _is_partial(rollout) else ""
-    return "" if is_flat else _of_prompts(advantage, rewards, groups, there, size)
+    return "" if is_flat else _of_prompts(advantage, rewards, groups, there, size, rollout.size)
 
 
-def _of_prompts(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor, size: int) -> str:
+def _of_prompts(
+    advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor, size: int, tokens: int
+) -> str:
     """Returns the kind of advantages that are one number per sample; prompts with one reward come first."""
     same = with_one_reward(rewards, groups, there)
     others = advantage[there & ~same].abs()
     is_odd = same.any() and len(others) and advantage[same].abs().max() > max(ROUNDING, BLOWN * others.max())
     if is_odd and _explained(advantage, rewards, groups, there & ~same, size) == "own":
         return "constant"
+    known = rewards[there]
+    most = max(float(known.max() - known.min()), math.sqrt(tokens))
+    if float(advantage[there].abs().max()) > BEYOND * most:
+        return "blown"
     return _explained(advantage, rewards, groups, there, size)
 
 
