@@ -40,6 +40,7 @@ DETECTOR = Detector(
         Two temperatures, noise or old weights, because then the probabilities of both sides would sum
         to 1, and some sampled tokens would be likelier for each side.
     """,
+    remedy="return a plain log-softmax of the logits, without a factor or label smoothing after it",
     fix="""
         Divide the logits by the temperature before the log-softmax, not the log-probs after it.
         Compare one sequence with the engine's own log-probs.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+from slime_ext.tools.analysis.detectors.shared.bends import same_text_factor
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import VALUES
 from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_masses
@@ -50,9 +51,11 @@ DETECTOR = Detector(
     evidence="""
         {{ below | share(count) }} of the tokens are less likely for the trainer than for the sampler,
         {{ above | share(count) }} are likelier. The mean ratio is {{ "%.4f" | format(ratio) }} ± {{
-        "%.1g" | format(error) }} instead of 1. It is the probability mass that {% if is_even %}was
-        sampled from{% else %}the trainer leaves to the sampler's tokens, more where it is sure{%
-        endif %}.{% if is_more %} That alone would make a mean log-ratio of {{ expected | nats }}, but
+        "%.1g" | format(error) }} instead of 1. {% if factor %}After the same text, the trainer's
+        differences of log-probs are {{ "%.3g" | format(factor) }} times the sampler's, but top-p and top-k
+        leave them as they are. {%- else %}It is the probability mass that {% if is_even %}was sampled
+        from{% else %}the trainer leaves to the sampler's tokens, more where it is sure{% endif %}. {%- endif
+        %}{% if is_more %} That alone would make a mean log-ratio of {{ expected | nats }}, but
         it is {{ mean | nats }}: the mass varies, or the temperatures differ, too. Compare them as
         well (--rollout-temperature, sampling_params).{% endif %}
     """,
@@ -89,6 +92,11 @@ KEPT = Untold(
     "which tokens sampling kept",
     "record the kept sets, or sample a rollout with --rollout-top-p 1 --rollout-top-k -1",
 )
+SUMMED = Untold(
+    "whether the trainer's probabilities sum to 1",
+    "sum them over the vocabulary at one position (if they sum to less, its log-probs are changed after the "
+    "softmax, as by label smoothing; if to 1, top-p or top-k is used beside another temperature)",
+)
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -114,10 +122,16 @@ def look(d: Diagnosis) -> Figures | None:
     if mean < WHOLLY * expected:
         return None
     is_more = mean <= ALONE * expected
-    others = {"or_else": ("temperature",), "untold": (KEPT,)} if is_more and is_scaled(d) else {}
+    names, factor = {}, same_text_factor(d)
+    if is_more and is_scaled(d):
+        names["temperature"] = KEPT
+    if factor:
+        names["scaled_log_probs"] = SUMMED
+    others: Figures = {"or_else": tuple(names), "untold": tuple(names.values())} if names else {}
     if not (is_even or is_one_sided):  # few tokens have less mass, so a list may have left out their rivals
         others = {"or_else": ("constrained_decoding",), "untold": (KEPT,)}
-    return others | {
+    return {
+        **others,
         "below": sides.below,
         "above": sides.above,
         "count": d.sums.finite,
@@ -126,6 +140,7 @@ def look(d: Diagnosis) -> Figures | None:
         "is_more": is_more and is_even,
         "is_even": is_even,
         "mean": mean,
+        "factor": factor,
         "is_proven": True,  # no policy brings the mean ratio below 1
         "explains": explained_by_masses(d, d.of(BySurprise).sums[:, VALUES]),
         "expected": expected,

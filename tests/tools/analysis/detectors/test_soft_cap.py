@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slime_ext.tools.analysis.detectors.shared import bends
-from tests.tools.analysis.detectors.toys import PROMPTS, Policy, edited, findings, run
+from tests.tools.analysis.detectors.toys import PROMPTS, Policy, diagnosed, edited, findings, run
 
 CAP = 15.0
 
@@ -107,3 +107,27 @@ def test_a_temperature_of_some_prompts_is_no_soft_cap(scale, seed):
     assert set(named) == {"temperature"} and named["temperature"].severity == "error"
     assert f"about {scale} times the trainer's temperature" in named["temperature"].evidence
     assert named["temperature"].explains > 0.9
+
+
+def test_smoothed_labels_scale_what_renormalising_leaves_alone():
+    """After the same text, differences of (1 - w) log p + w mean log p are 1 - w times those of log p."""
+    policy, weight = Policy(moves=0.0), 0.1
+    means = policy.table.log_softmax(1).mean(1).float()
+
+    def smoothed(r):
+        before = r.tokens.roll(1)
+        is_first = r.segments.within == 0
+        mean = torch.where(is_first, r.proximal.mean() - 4, means[before])
+        return {"proximal": (1 - weight) * r.proximal + weight * mean}
+
+    rollouts = run(6, policy=policy, samples=128, noise=0.0)
+    assert bends.same_text_factor(diagnosed(rollouts)) is None
+    planted = edited(rollouts, smoothed)
+    assert bends.same_text_factor(diagnosed(planted)) == pytest.approx(1 - weight, abs=1e-3)
+    (finding,) = findings(planted).values()
+    assert finding.name == "truncated_sampling" and "scaled_log_probs" in finding.or_else
+    assert "0.9 times the sampler's" in finding.evidence
+
+    kept = policy.table.masked_fill(policy.table < policy.table.topk(12).values[:, -1:], -torch.inf)
+    (finding,) = findings(run(6, policy=policy, sampler=kept, samples=128)).values()
+    assert finding.name == "truncated_sampling" and not finding.or_else

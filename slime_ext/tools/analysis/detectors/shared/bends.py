@@ -17,6 +17,7 @@ from slime_ext.tools.analysis.detectors.shared.contexts import LARGEST, Context,
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 ROWS, FEWEST = 400, 24  # contexts that are fitted; tokens beyond two of each context
+LEAST_FREE = 10  # tokens beyond one of each context
 CAPS = [5.0 * 1.25**i for i in range(16)]
 LEVELS = torch.linspace(-10, 45, 111).double()  # logits of a token with log-prob 0
 ROUNDS = 5  # of the robust fit
@@ -94,6 +95,23 @@ def bend(d: Diagnosis) -> Bend | None:
     return _fits(_contexts(d)) if has_contexts(d) else None
 
 
+def same_text_factor(d: Diagnosis) -> float | None:
+    """Returns the trainer's differences of log-probs after the same text, over the sampler's.
+
+    None if they are alike, which a renormalised record leaves them, or if no factor makes them alike.
+    """
+    rows = _contexts(d)
+    sampler, trainer = _sides(rows)
+    known = ~sampler.isnan()
+    free = int(known.sum()) - len(rows)
+    if free < LEAST_FREE:
+        return None
+    x, y = (_centred(values.nan_to_num(), known)[known] for values in (sampler, trainer))
+    factor = _slope(x, y)
+    before, left = (float((y - slope * x).square().sum() / free) ** 0.5 for slope in (1.0, factor))
+    return factor if before > MATTERS and left <= BENT * before else None
+
+
 def _contexts(d: Diagnosis) -> list[Context]:
     rows = d.of(Contexts).rows
     return rows[:: max(-(-len(rows) // ROWS), 1)]
@@ -104,12 +122,18 @@ def _beyond_two(rows: list[Context]) -> int:
     return sum(len(sampler) - 2 for sampler, _ in rows)
 
 
-def _fits(rows: list[Context]) -> Bend | None:
-    beyond = _beyond_two(rows)
+def _sides(rows: list[Context]) -> tuple[Tensor, Tensor]:
+    """Returns the log-probs of both sides, [C, LARGEST]; NaN without a token."""
     sampler, trainer = (
         torch.tensor([[*row[side], *[torch.nan] * (LARGEST - len(row[side]))] for row in rows]).double()
         for side in (0, 1)
     )
+    return sampler.view(-1, LARGEST), trainer.view(-1, LARGEST)
+
+
+def _fits(rows: list[Context]) -> Bend | None:
+    beyond = _beyond_two(rows)
+    sampler, trainer = _sides(rows)
     known = ~sampler.isnan()
     count = known.sum(1)
     x, y = (_centred(values.nan_to_num(), known) for values in (sampler, trainer))
