@@ -30,6 +30,7 @@ from slime_ext.tools.analysis.detectors.outside_vocabulary import Beyond
 from slime_ext.tools.analysis.detectors.shared.cached import CachedRollout
 from slime_ext.tools.analysis.detectors.shared.identities import RatioSums
 from slime_ext.tools.analysis.detectors.shared.kinds import GroupSizes
+from slime_ext.tools.analysis.detectors.stale_prefix import CachedBins
 from slime_ext.tools.analysis.document import Moment, Numbers
 from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.measures.by_sample import Part
@@ -58,6 +59,7 @@ ROWS = {
     "Ratios.parts": RatioSums,
     "OneReward.prompts": OnePrompt,
     "CachedShares.rollouts": CachedRollout,
+    "CachedSizes.rollouts": CachedBins,
 }
 PRINTS = (torch.zeros(0, dtype=torch.int64),) * 2 + (torch.zeros(0),)  # the columns of Prints
 DIGITS = 6

@@ -54,7 +54,7 @@ def look(d: Diagnosis) -> Figures | None:
     by_prompt = whole_prompts(d)
     if by_prompt is None:
         return None
-    (_, n, rest), (_, m, k3) = by_prompt.kinds
+    (_, n, rest), (_, m, k3) = by_prompt.kinds.near, by_prompt.kinds.far
     figures = {
         "far": by_prompt.far + by_prompt.mixed,
         "prompts": by_prompt.far + by_prompt.mixed + by_prompt.near,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from slime_ext.tools.analysis.detectors.shared.explained import (
     explained,
     explained_by_tokens,
 )
+from slime_ext.tools.analysis.detectors.shared.kinds import SIZES, bins_of_samples, two_kinds
 from slime_ext.tools.analysis.detectors.shared.twice import FEWEST, differs, twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -71,6 +72,30 @@ class CachedTwice(Measure):
             self.sums += twice(part, torch.tensor(part.cached) > 0)
 
 
+class CachedBins(NamedTuple):
+    """Numbers of a rollout's samples with a cached prefix, by bin of ``Sizes.sums``."""
+
+    rollout_id: int
+    samples: tuple[int, ...]
+
+
+class CachedSizes(Measure):
+    """How far off samples with a cached prefix are; ``open`` is of the rollout that is being read."""
+
+    rollouts: list[CachedBins] = field(default_factory=list)
+    open: Tensor = field(default_factory=lambda: zeros(SIZES))
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.size and part.cached is not None:
+            at = bins_of_samples(part)[torch.tensor(part.cached) > 0]
+            self.open += torch.bincount(at, minlength=SIZES + 1)[:SIZES]
+
+    def close(self, rollout: DumpedRollout) -> None:
+        if self.open.any():
+            self.rollouts.append(CachedBins(rollout.rollout_id, tuple(map(int, self.open.tolist()))))
+        self.open = zeros(SIZES)
+
+
 DETECTOR = Detector(
     severity="error",
     side="honest",
@@ -93,7 +118,8 @@ DETECTOR = Detector(
     threshold="""
         k3 after a cached prefix is 3 times that without one and 1e-3 nats, by 3 standard errors over
         sequences; or so it is between rollouts with a cached prefix and two or more without, the last of
-        which comes after one with it; and after a cached prefix, equal text is scored alike by the engine
+        which comes after one with it; and after a cached prefix, equal text is scored alike by the engine,
+        and hardly any sample of the same rollout agrees
     """,
     ruled_out="""
         {% if samples -%} Old weights in the sampler, because samples of the same rollouts without a cached
@@ -114,6 +140,7 @@ EMPTY = Untold(
 )
 # Tokens; times k3; nats of k3; standard errors.
 MOSTLY = 0.9  # share of samples; share of rollouts
+BOTH = 0.2  # samples beside one of the other kind in their rollout, over far ones with a cached prefix
 PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = 100, 3.0, 1e-3, 3.0
 
 
@@ -122,6 +149,8 @@ def look(d: Diagnosis) -> Figures | None:
     twice = d.of(CachedTwice).sums
     if float(twice[0]) >= FEWEST and differs(twice, "sampler", BFLOAT16_K3):
         return None  # answers after the same cached prefix differ, so something else separates them
+    if _are_both(d):
+        return None
     sums = d.of(Cached).sums
     (n, near, _), (m, other, square) = (row[1:] for row in sums.tolist())
     is_enough = min(n, m) >= PREFIX_TOKENS
@@ -135,6 +164,17 @@ def look(d: Diagnosis) -> Figures | None:
     samples, of = int(sums[1, 0]), int(sums[:, 0].sum())
     explains = explained_by_tokens(d, m, other)
     return {"cached": cached, "fresh": fresh, "samples": samples, "of": of, "explains": explains}
+
+
+def _are_both(d: Diagnosis) -> bool:
+    """Returns whether samples after a cached prefix agree beside others of their rollout that are far off.
+
+    Old keys and values act on every answer after them.
+    """
+    kinds, rows = two_kinds(d), [one.samples for one in d.of(CachedSizes).rollouts]
+    if kinds is None:
+        return False
+    return kinds.beside(rows) > BOTH * sum(sum(row[kinds.cut :]) for row in rows)
 
 
 def _between_rollouts(d: Diagnosis) -> Figures | None:

@@ -6,6 +6,7 @@ It also tells whether the samples of one prompt are all near or all far.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import tabulated, zeros
 
@@ -27,6 +28,9 @@ LEAST = 2e-3  # nats of k3 over the run
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3, of the near samples
 PROMPTS, FEWER, SURE = 3, 0.25, 4.0  # far prompts; mixed prompts, over those by chance; standard errors
 MOST = 0.6  # share of far prompts in a rollout; with more, the whole rollout is far off
+# Share of the samples, from which on near ones do not agree by chance; share of the smaller kind that has one
+# of the other kind beside it in its rollout.
+SOME, BESIDE = 0.2, 0.5
 
 
 class GroupSizes(NamedTuple):
@@ -58,20 +62,26 @@ class Sizes(Measure):
 
     def add(self, part: DumpedRollout) -> None:
         n, *_, k = part.sample_sums
-        small = part.columns[1].clamp(max=SMALL)
-        small, surprise = part.sums([small, -part.compared(part.behavior)])
-        size = (small / (surprise + CERTAIN * n).clamp_min(1e-30)).clamp_min(1e-30).log10()
-        at = ((size + DECADES) * SIZES / DECADES).long().clamp(0, SIZES - 1)
-        at = torch.where(surprise > CERTAIN * n, at, SIZES)
+        at = bins_of_samples(part)
         self.sums += tabulated(at, [torch.ones_like(n), n, k], SIZES)
         if part.prompt_ids is not None:
-            self.grouped += _by_group(part.prompt_ids, at, (n > 0) & (surprise > CERTAIN * n))
+            self.grouped += _by_group(part.prompt_ids, at, (n > 0) & (at < SIZES))
 
     def close(self, rollout: DumpedRollout) -> None:
         if self.grouped.any():
             rows = (tuple(map(int, row)) for row in self.grouped.tolist())
             self.groups.append(GroupSizes(rollout.rollout_id, *rows))
         self.grouped = zeros(3, SIZES)
+
+
+@once_per_part
+def bins_of_samples(part: DumpedRollout) -> Tensor:
+    """Returns the bin of each sample in ``Sizes.sums``, [S]; SIZES if it has hardly any -log behavior."""
+    n = part.sample_sums[0]
+    small, surprise = part.sums([part.columns[1].clamp(max=SMALL), -part.compared(part.behavior)])
+    size = (small / (surprise + CERTAIN * n).clamp_min(1e-30)).clamp_min(1e-30).log10()
+    at = ((size + DECADES) * SIZES / DECADES).long().clamp(0, SIZES - 1)
+    return torch.where(surprise > CERTAIN * n, at, SIZES)
 
 
 def _by_group(prompts: Tensor, bins: Tensor, known: Tensor) -> Tensor:
@@ -93,10 +103,19 @@ def _by_group(prompts: Tensor, bins: Tensor, known: Tensor) -> Tensor:
 
 
 class Kinds(NamedTuple):
-    """Number of samples, number of tokens and sum of k3, of both kinds."""
+    """Number of samples, number of tokens and sum of k3, of both kinds; ``cut`` is the bin between them."""
 
     near: list[float]
     far: list[float]
+    cut: int = 0
+
+    def beside(self, rollouts: Iterable[Sequence[int]]) -> int:
+        """Returns how many samples of one kind have one of the other kind beside them in their rollout.
+
+        Args:
+            rollouts: number of samples by bin, of each rollout.
+        """
+        return sum(min(sum(row[: self.cut]), sum(row[self.cut :])) for row in rollouts)
 
 
 def two_kinds(d: Diagnosis) -> Kinds | None:
@@ -117,8 +136,27 @@ def two_kinds(d: Diagnosis) -> Kinds | None:
         is_some = smaller >= max(2, SHARE * samples) and min(near[1], far[1]) >= SHARE * tokens
         is_cut = apart >= APART and is_some and between <= BETWEEN * smaller
         if is_cut and far[2] >= HOLDS * k3 and (best is None or between < best[0]):
-            best = between, Kinds(near, far)
+            best = between, Kinds(near, far, cut)
     return best[1] if best else None
+
+
+def side_by_side(d: Diagnosis) -> Kinds | None:
+    """Returns near and far samples, if most lie beside the other kind in their rollout.
+
+    Precision and old weights act on every sample of a rollout. So there are more near ones than agree by
+    chance.
+    """
+    kinds = two_kinds(d)
+    if kinds is None or kinds.near[0] < SOME * (kinds.near[0] + kinds.far[0]):
+        return None
+    beside = kinds.beside(group.samples for group in d.of(Sizes).groups)
+    return kinds if beside >= BESIDE * min(kinds.near[0], kinds.far[0]) else None
+
+
+def part_of_samples(d: Diagnosis) -> Kinds | None:
+    """Returns near and far samples, if the far ones are fewer or lie beside near ones."""
+    kinds = two_kinds(d)
+    return side_by_side(d) if kinds and kinds.far[0] > kinds.near[0] else kinds
 
 
 class Prompts(NamedTuple):
