@@ -9,7 +9,7 @@ from slime_ext.tools.analysis.detectors.shared.along import falls
 from slime_ext.tools.analysis.detectors.shared.blocks import BLOCK, Blocks
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_noise
-from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
+from slime_ext.tools.analysis.detectors.shared.kinds import part_of_samples
 from slime_ext.tools.analysis.detectors.shared.rounding import TOO_LOUD, stays
 from slime_ext.tools.analysis.detectors.shared.sampling import by_probability
 from slime_ext.tools.analysis.detectors.shared.signs import Signs
@@ -203,8 +203,7 @@ def _by_bins(d: Diagnosis, bins: slice) -> float | None:
 
 def _is_part(d: Diagnosis) -> bool:
     """Returns whether only a part of the samples is far off, or l has one sign."""
-    kinds = two_kinds(d)
-    return (kinds is not None and kinds.far[0] < kinds.near[0]) or _is_one_sided(d)
+    return part_of_samples(d) is not None or _is_one_sided(d)
 
 
 def _is_one_sided(d: Diagnosis) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
-from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
+from slime_ext.tools.analysis.detectors.shared.kinds import part_of_samples
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -44,11 +44,11 @@ UNTOLD = Untold(
 
 
 def look(d: Diagnosis) -> Figures | None:
-    """Finds two kinds of samples, with fewer far ones than near ones."""
+    """Finds two kinds of samples, of which the far ones are fewer or lie beside near ones."""
     samples = d.sums.sequences
     need(samples >= FEWEST, f"{FEWEST} samples")
-    kinds = two_kinds(d)
-    if kinds is None or kinds.far[0] > kinds.near[0]:
+    kinds = part_of_samples(d)
+    if kinds is None:
         return None
     return {
         "far": kinds.far[0],

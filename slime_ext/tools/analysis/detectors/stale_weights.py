@@ -20,6 +20,7 @@ from slime_ext.tools.analysis.detectors.shared.began import Began, began_by_k3, 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained, explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
+from slime_ext.tools.analysis.detectors.shared.kinds import side_by_side
 from slime_ext.tools.analysis.detectors.shared.sampling import is_scaled
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, equally_certain, mean_k3
@@ -182,7 +183,7 @@ def _lagging(d: Diagnosis) -> Figures | None:
     error = math.hypot(rollouts[0].k3_error, median(s.k3_error for s in rollouts[1:]))
     if later * math.exp(-SURE * error) < CERTAIN * first:  # sampling noise may explain it
         return None
-    if later < max(MATTERS, TIMES * first):
+    if later < max(MATTERS, TIMES * first) or side_by_side(d):  # a lag is that of all samples of a version
         return None
     began = began_by_k3(rollouts)
     figures = {

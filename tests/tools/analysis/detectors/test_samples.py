@@ -134,6 +134,21 @@ def test_an_engine_that_misses_pushes_is_no_stale_prefix_though_all_its_prompts_
     assert set(found) == {"engines_apart"}
 
 
+def test_samples_that_agree_beside_far_ones_have_no_old_weights_and_no_old_prefix():
+    """Their texts tell nothing, but old weights act on all samples of a rollout, and an old prefix on all
+    answers after it."""
+    cached = tuple(7 * (i % 4 > 0) for i in range(SAMPLES))
+    rollouts = misses_pushes(0, 0.6, cached=cached)
+    apart = edited(rollouts, lambda r: {"tokens": r.tokens + 60 * r.segments.ids.long()})
+    (finding,) = findings(apart).values()
+    assert finding.name == "some_samples" and "part_of_run" in finding.or_else
+
+
+def test_most_samples_far_beside_others_that_agree_are_no_lower_precision():
+    found = findings(mixed(lambda i: i % 8 > 2))
+    assert set(found) == {"some_samples"}
+
+
 def test_answers_after_a_cached_prefix_that_are_all_off_are_a_stale_prefix():
     """All but the first of four answers: the engine scores equal text after the prefix alike."""
     labels = {"cached": tuple(7 * (i % 4 > 0) for i in range(SAMPLES))}
