@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.began import Began, began, dated
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.detectors.shared.kinds import whole_prompts
 from slime_ext.tools.analysis.detectors.shared.parts import FarValue, far_value, mean_of
-from slime_ext.tools.analysis.measures.by_sample import LATER, SHAPES
+from slime_ext.tools.analysis.measures.by_sample import HEAD, LATER, SHAPES
+from slime_ext.tools.analysis.measures.curves import octaves
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -82,6 +85,8 @@ FIX = {
         "trainer's micro-batch (--max-tokens-per-gpu), a kernel for long inputs."
     ),
 }
+LONGEST = ("status", "truncated")
+BEGINS = 0.5  # mean |l| of first tokens over that of all tokens of some samples
 MOST, CERTAIN = 0.5, 2.0  # least share of k3 in the rollouts in question, within standard errors
 UNNUMBERED = "without a number"
 FEWEST = 2  # samples of a rollout, for an error of their k3
@@ -97,6 +102,8 @@ def look(d: Diagnosis) -> Figures | None:
     if far is None and not is_by_age and not whole_prompts(d):
         far = far_value(d, SHAPES)
     if far is None or (far.label == "weight version" and far.value != UNNUMBERED):
+        return None
+    if (far.label, far.value) == LONGEST and _begin_near(d, far):
         return None
     explains = explained(*(K3(*mean[1:]) for mean in (far.far, far.others)))
     if explains.share + CERTAIN * explains.error < MOST:
@@ -114,6 +121,18 @@ def look(d: Diagnosis) -> Figures | None:
         "few": len(far.rollouts) < len(d.timeline),
         "fix": FIX[far.label].format(value=value),
     }
+
+
+def _begin_near(d: Diagnosis, far: FarValue) -> bool:
+    """Returns whether the first tokens of far samples agree, even if all |l| there is theirs.
+
+    Responses that were cut at the limit are the longest, so what acts from a place on acts on them alone.
+    """
+    parts = [p for p in d.samples.parts if (p.label, p.value) == (far.label, far.value)]
+    tokens, absolute = sum(p.tokens for p in parts), sum(p.absolute for p in parts)
+    bins = int(octaves(torch.tensor([HEAD - 1])))
+    most = float(d.curves.position.absolute[:bins].sum()) / (HEAD * sum(p.samples for p in parts))
+    return most < BEGINS * absolute / max(tokens, 1)
 
 
 def _began(d: Diagnosis, far: FarValue) -> Began | None:

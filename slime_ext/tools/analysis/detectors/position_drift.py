@@ -38,6 +38,7 @@ DETECTOR = Detector(
         looked for first. Tokens that are less certain later, because among equally certain tokens the
         late ones are still further off.
     """,
+    remedy="compare the rotary settings, the attention window and the dtype of the KV cache of both sides",
     fix="""
         Look for errors that add up in the engine: an fp8 KV cache, other rotary settings (base,
         scaling, maximum length), a sliding window, or recurrent layers in low precision. A

@@ -12,18 +12,33 @@ from torch import Tensor
 from slime_ext.tools.analysis.detectors.shared.ages import Lag, lag
 from slime_ext.tools.analysis.detectors.shared.chunk_edges import chunk_edges
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Margin, need_tokens
+from slime_ext.tools.analysis.detectors.shared.detector import (
+    Detector,
+    Figures,
+    Margin,
+    Untold,
+    need_tokens,
+)
 from slime_ext.tools.analysis.detectors.shared.ends import Ends
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
+from slime_ext.tools.analysis.measures.curves import PER_OCTAVE, POSITIONS, octaves
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.tables import tabulated, zeros
+from slime_ext.tools.analysis.values import integers
 
 FEWEST, TOKENS = 300, 4  # tokens in all; tokens at the places
 # Share of sum l^2, of first tokens also of k3; times mean |l| elsewhere; nats of mean |l|.
 HELD, TIMES, MATTERS = 0.8, 5.0, 0.1
 MOST, MOST_SHARE = 15, 0.5  # tokens at one end, and their share of all tokens
+# Share of the tokens with others at their place from the start, from which on these tell an end from a
+# position; share of a response, below which a position is at its end only by coincidence.
+COVERED, COINCIDENCE = 0.5, 0.1
+LONGER = Untold(
+    "whether longer responses are far off at the same positions",
+    "sample one rollout with a higher limit of length (if the far tokens stay, it is a position)",
+)
 ALONE = 8.0  # far tokens that are equally far off, or more that are not
 # Mean |l| of the last such token, and of the next, over the mean of all of them. After another prompt, first
 # tokens are far off as well, but less and less.
@@ -43,6 +58,29 @@ class FirstTokens(Measure):
             part.tabulate(self.sums, place, clipped(part))
 
 
+class EndsByPlace(Measure):
+    """Sums over the last MOST tokens of responses by their place from the end and from the start.
+
+    Args:
+        table: [2, MOST, POSITIONS, 2] number of tokens and sum |l|. The first is of responses that ended by
+            themselves, the second of those that were cut at the limit.
+    """
+
+    table: Tensor = field(default_factory=lambda: zeros(2, MOST, POSITIONS, 2))
+
+    def add(self, part: DumpedRollout) -> None:
+        if not part.size:
+            return
+        lengths, from_end = part.response_lengths[:, None], torch.arange(MOST)
+        is_there = from_end < lengths
+        at = (part.segments.bounds[1:, None] - 1 - from_end)[is_there]
+        place = octaves((lengths - 1 - from_end).clamp(min=0)).long().clamp(max=POSITIONS - 1)
+        cut = integers([status == "truncated" for status in part.statuses or [""] * part.count])
+        index = ((cut[:, None] * MOST + from_end) * POSITIONS + place)[is_there]
+        rows = [column.index_select(0, at) for column in part.columns[:2]]
+        self.table += tabulated(index, rows, 2 * MOST * POSITIONS).view_as(self.table)
+
+
 DETECTOR = Detector(
     severity="error",
     side="either",  # values that were filled in alter the record, a lost token leaves it honest
@@ -52,9 +90,11 @@ DETECTOR = Detector(
     asks="300 tokens",
     title="""
         {% if chunks is defined -%} Only the first tokens of context-parallel chunks are far off ({{ chunks }}
-        chunks of each sequence). {%- else -%} Only the {{ "first" if is_first else "last" }} {{ places if
-        places > 1 else "" }} token{{ "s" if places > 1 }} of {{ "responses that were cut at the limit" if
-        is_cut else "responses" }} {{ "are" if places > 1 else "is" }} far off.{% endif %}
+        chunks of each sequence). {%- elif or_else is defined -%} The last {{ places }} tokens of {{
+        "responses that were cut at the limit" if is_cut else "responses" }} are far off, and no other
+        response has tokens at their positions. {%- else -%} Only the {{ "first" if is_first else "last" }}
+        {{ places if places > 1 else "" }} token{{ "s" if places > 1 }} of {{ "responses that were cut at the
+        limit" if is_cut else "responses" }} {{ "are" if places > 1 else "is" }} far off.{% endif %}
     """,
     evidence="""
         {{ held | share(1) }} of the squared log-ratio lies at {{ tokens | share(of) }} of the tokens:
@@ -63,13 +103,18 @@ DETECTOR = Detector(
     """,
     threshold="""
         the first or last 1 to 15 tokens are at most half of all tokens, hold 80% of the squared log-ratio,
-        are 5 times as far off as the others, and are 0.1 nats off; first tokens have a sharp edge. The first
+        are 5 times as far off as the others, and as others at the same places from the start, and are 0.1
+        nats off; first tokens have a sharp edge. The first
         tokens of 2 to 16 equal chunks of the sequences are at most 35% of all tokens, with the same limits
     """,
     ruled_out="""
         {% if chunks is defined -%} Another text or noise, because they do not depend on how the trainer cuts
         a sequence, and all other tokens agree. {%- else -%} Routing or noise, because they do not depend on
         where a response ends. A shift of the whole response, because the tokens before agree.{% endif %}
+    """,
+    remedy="""
+        compare what ends a response: an appended end token, trimmed stop strings, the last chunk of a
+        stream
     """,
     fix="""
         {%- if chunks is defined %} Roll the labels before the sequence is split over ranks: the last position
@@ -106,7 +151,8 @@ def look(d: Diagnosis) -> Figures | None:
         tables.append((begins, False, True))
     for table, is_cut, is_first in tables:
         places = _places(table, whole, is_first=is_first)
-        if places:
+        elsewhere = {} if is_first or not places else _elsewhere(d, places, is_cut=is_cut)
+        if places and elsewhere is not None:
             count, _, absolute, squared, k3 = table[:places].sum(0).tolist()
             explains = explained_by_tokens(d, count, k3)
             # After another prompt, first tokens are the furthest off, and many small distances follow them.
@@ -114,7 +160,7 @@ def look(d: Diagnosis) -> Figures | None:
                 continue
             near = absolute / count
             rest = float(whole[2] - absolute) / max(float(whole[0]) - count, 1)
-            return {
+            return elsewhere | {
                 "places": places,
                 "is_cut": is_cut,
                 "is_first": is_first,
@@ -127,6 +173,29 @@ def look(d: Diagnosis) -> Figures | None:
                 "explains": explains,
             }
     return None
+
+
+def _elsewhere(d: Diagnosis, places: int, *, is_cut: bool) -> Figures | None:
+    """Returns the other causes of far last tokens; None if the place from the start is the cause.
+
+    What acts from a position on also acts there in longer responses, so last tokens are compared with others
+    at the same places from the start. If all responses end at one limit, there are no others.
+    """
+    table = d.of(EndsByPlace).table
+    near = (table[1] if is_cut else table.sum(0))[:places].sum(0)
+    every = torch.stack([d.curves.position.count, d.curves.position.absolute], 1)
+    others = (every - near).clamp_min(0)
+    known = (others[:, 0] > 0) & (near[:, 0] > 0)
+    count, size, usual = near[known, 0], near[known, 1] / near[known, 0], others[known, 1] / others[known, 0]
+    if float(count.sum()) >= COVERED * float(near[:, 0].sum()):
+        # A bin in which far tokens begin holds near ones as well, so most of the bins have to agree.
+        is_far = size >= TIMES * usual
+        return {} if float(count[is_far].sum()) >= COVERED * float(count.sum()) else None
+    last = float(near.nonzero()[-1, 0])
+    length = 2 ** (last / PER_OCTAVE)
+    if places <= COINCIDENCE * length:
+        return {}
+    return {"or_else": ("position_drift", "kv_precision"), "untold": (LONGER,)}
 
 
 def _margin(count: float, near: float, squared: float, rest: float) -> Margin:

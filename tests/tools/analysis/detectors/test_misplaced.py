@@ -218,3 +218,55 @@ def test_a_rollout_whose_order_is_right_is_no_copy_where_both_sides_compute_alik
             values += [row[:size] for row, size in zip(packed, lengths[begin : begin + 8], strict=True)]
         rollouts.append(replace(cut, proximal=torch.cat(values)))
     assert set(findings(rollouts)) == {"other_log_probs"}
+
+
+def of_lengths(rollouts, length_of, limit):
+    """The rollouts with shorter responses, of which those of ``limit`` tokens were cut."""
+    lengths = tuple(map(length_of, range(SAMPLES)))
+    keep = torch.cat([torch.arange(LENGTH) < n for n in lengths])
+    names = ("behavior", "proximal", "mask", "tokens", "advantages", "versions")
+    statuses = tuple("truncated" if n == limit else "completed" for n in lengths)
+    kept = {"lengths": lengths, "statuses": statuses}
+    return edited(rollouts, lambda r: kept | {name: getattr(r, name)[keep] for name in names})
+
+
+def far_off(rollouts, is_far):
+    """Tokens of which the trainer's log-prob is 0.4 nats off, to both sides, with a mean ratio of 1."""
+
+    def edit(r):
+        noise = (
+            0.8 * torch.randint(2, (r.size,), generator=torch.Generator().manual_seed(r.rollout_id)) - 0.478
+        )
+        from_end = r.segments.expand(r.response_lengths) - 1 - r.segments.within
+        moved = (r.behavior + noise).clamp(max=-1e-5)
+        return {"proximal": torch.where(is_far(r.segments.within, from_end), moved, r.proximal)}
+
+    return edited(rollouts, edit)
+
+
+def test_tokens_from_a_place_on_are_not_the_last_ones():
+    """A quarter of the responses was cut at 48 tokens, and others reach place 36 with 4 to 11 tokens."""
+    rollouts = of_lengths(run(), lambda i: LENGTH if i % 4 == 0 else 24 + i % 24, LENGTH)
+    for finding in findings(far_off(rollouts, lambda within, from_end: within >= 36)).values():
+        assert finding.name not in ("shared_place", "part_of_run")
+
+
+def test_last_tokens_at_every_place_are_named():
+    rollouts = of_lengths(run(), lambda i: LENGTH if i % 4 == 0 else 24 + i % 24, LENGTH)
+    found = findings(far_off(rollouts, lambda within, from_end: from_end < 10))
+    assert set(found) == {"shared_place"} and not found["shared_place"].or_else
+
+
+def test_last_tokens_of_responses_of_one_length_may_be_those_from_a_place_on():
+    """Responses end at 48 tokens or by 30, so nothing else is at the places of the last 10."""
+    rollouts = of_lengths(run(), lambda i: LENGTH if i % 4 == 0 else 18 + i % 12, LENGTH)
+    (finding,) = findings(far_off(rollouts, lambda within, from_end: within >= 38)).values()
+    assert finding.name == "shared_place" and finding.severity == "warning"
+    assert finding.or_else == ("position_drift", "kv_precision")
+
+
+@pytest.mark.parametrize(("begins", "is_named"), [(0, True), (36, False)])
+def test_cut_responses_are_a_part_only_if_they_begin_far_off(begins, is_named):
+    rollouts = of_lengths(run(), lambda i: LENGTH if i % 4 == 0 else 24, LENGTH)
+    far = far_off(rollouts, lambda within, from_end: (within >= begins) & (within + from_end == LENGTH - 1))
+    assert ("part_of_run" in findings(far)) == is_named
