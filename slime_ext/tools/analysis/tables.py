@@ -132,9 +132,9 @@ def run_begins(*keys: Tensor) -> Tensor:
 
 def _is_begin(*keys: Tensor) -> numpy.ndarray:
     """Returns whether a run of equal entries begins at each place, [N] bool."""
-    is_begin = numpy.empty(len(keys[0]), dtype=bool)
-    is_begin[:1] = True
     first, *others = (key.numpy() for key in keys)
+    is_begin = numpy.empty(len(first), dtype=bool)
+    is_begin[:1] = True
     numpy.not_equal(first[1:], first[:-1], out=is_begin[1:])
     for key in others:
         is_begin[1:] |= key[1:] != key[:-1]
@@ -181,8 +181,9 @@ def in_order(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 def run_sums(rows: Sequence[Tensor] | Tensor, begins: Tensor) -> Tensor:
     """Returns the sums of K rows [N] over the runs that begin at ``begins``, [K, runs]."""
-    sums, at = numpy.empty((len(rows), len(begins))), begins.numpy()
-    for row, of_row in zip(rows, sums, strict=True) if len(begins) else ():
+    at = begins.numpy()
+    sums = numpy.empty((len(rows), len(at)))
+    for row, of_row in zip(rows, sums, strict=True) if len(at) else ():
         numpy.add.reduceat(row.numpy(), at, out=of_row)
     return torch.from_numpy(sums)
 
@@ -202,7 +203,7 @@ def tabulated(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tens
     computed first.
     """
     is_begin = _is_begin(index)
-    if LONG_RUNS * numpy.count_nonzero(is_begin) < len(index):
+    if LONG_RUNS * numpy.count_nonzero(is_begin) < len(is_begin):
         index, rows = _sums_that_count(index, rows, numpy.flatnonzero(is_begin), size)
     return torch.from_numpy(numpy.ascontiguousarray(_scattered(index.long(), rows, size + 1)[:, :size].T))
 
