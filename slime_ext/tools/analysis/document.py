@@ -48,7 +48,7 @@ class DocumentPart:
     def __post_init__(self) -> None:
         """Makes texts encodable, because they may name a file with bytes that are not UTF-8."""
         for name, value in vars(self).items():
-            if isinstance(value, (str, tuple)):
+            if type(value) is tuple or (isinstance(value, str) and not value.isascii()):
                 object.__setattr__(self, name, _encodable(value))
 
 
