@@ -30,6 +30,10 @@ TESTS = {
     ),
     "((": re.compile(r"(?<![$(\w])\(\(.*?\)\)", re.DOTALL),  # (( N > 8 ))
 }
+# A pipe into a command that bashkit starts before the pipe has a text: cat f | grep x. Behind ``command`` it
+# starts in its turn.
+PIPED = re.compile(r"(?<!\|)(?:(?<=\s)\|(?=\s)|\|(?=\w+[ \t]+-))(\s*)(?=(?:cat|grep|tr)(?![\w-]))")
+UNPIPED = re.compile(r"\|(\s*)command (?=(?:cat|grep|tr)(?![\w-]))")
 CASE = re.compile(r"(?<![\w$-])case[ \t]+(\S.*?)[ \t]+in(?=\s)")  # case $(hostname) in
 LIST = re.compile(  # for h in $(cat hosts); do
     r"(?<![\w$-])(?:for|select)[ \t]+\w+[ \t]+in[ \t]+(\S[^;\n]*?)[ \t]*(?=;|$)", re.M
@@ -160,7 +164,7 @@ class Script:
     def statement(self, number: int, word: str = "") -> str:
         """Returns the statement of a line that begins with a word, on one line as written; else the first."""
         begin, end = self.line(number)
-        text, parts, last, at = self.text[begin:end], list[str](), 0, 0
+        text, parts, last, at = UNPIPED.sub(r"|\1", self.text[begin:end]), list[str](), 0, 0
         while at < len(text):
             if part := PART.match(text, at):
                 at = part.end()

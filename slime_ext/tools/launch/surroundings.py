@@ -23,6 +23,7 @@ from slime_ext.tools.launch.questions import (
     NOT_AT_FIRST,
     OF_ARRAY,
     ONCE,
+    PIPED,
     SET,
     Script,
     closing,
@@ -53,7 +54,7 @@ BASH = frozenset(
     "if then elif else fi for do done while until case esac in function select time { } ! [ [[ test : . true "
     "false alias bg break builtin caller cd continue declare dirs disown echo enable eval exec exit export "
     "fg getopts let local logout mapfile popd printf pushd pwd read readarray readonly return set shift "
-    "shopt source suspend times trap typeset unalias unset basename dirname env nohup bash sh".split()
+    "shopt source suspend times trap typeset unalias unset command basename dirname env nohup bash sh".split()
 )
 TEXT_TOOLS = frozenset(
     "awk bc cat comm cut egrep expr fgrep fold grep head join jq nl paste realpath rev sed seq sort tac tail "
@@ -61,7 +62,7 @@ TEXT_TOOLS = frozenset(
 )
 PWD = "$(pwd)"
 PARENTS = 4  # folders above the unknown one in which a script begins, so that its ``cd ..`` has a place
-OTHERS = {*SHELLS, *TEXT_TOOLS, ONCE, NOT_AT_FIRST, "command", "type", "hash", "kill", "tee", "which"} - BASH
+OTHERS = {*SHELLS, *TEXT_TOOLS, ONCE, NOT_AT_FIRST, "type", "hash", "kill", "tee", "which"} - BASH
 # Files and programs of the hosts that say a model's arguments, of which none is ours.
 OF_A_MODEL = re.compile(r"(?:^|/)(?:model_args\w*\.py|scripts/models/[^/]+\.sh)$")
 NO_SETTINGS = re.compile(  # /opt/conda/etc/profile.d/conda.sh, ~/.bashrc, venv/bin/activate
@@ -595,6 +596,7 @@ class Surroundings:
         text = OF_BASH.sub(lambda match: self.token(match[0]), text)
         text = re.sub(r"(?<![\w-])(command -[vV]|type -[pPt]|compgen -G)(?=\s)", "which", text)
         text = traced(text)
+        text = PIPED.sub(r"|\1command ", text)
         text = ESAC.sub("esac && :", text)
         loop = "while {}={}; read -r REPLY; do"
         text = SELECT.sub(lambda match: loop.format(match[1], self.token(f"${match[1]}")), text)

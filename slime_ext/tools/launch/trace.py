@@ -185,7 +185,7 @@ class Run:
         prefixes = list(TRACED.finditer(self.trace))
         ends = [*(match.start() for match in prefixes[1:]), len(self.trace)]
         texts = [self.trace[match.end() : end] for match, end in zip(prefixes, ends, strict=False)]
-        texts = [COMPLAINT.split(text)[0].rstrip("\n") for text in texts]
+        texts = [COMPLAINT.split(text)[0].rstrip("\n").removeprefix("command ") for text in texts]
         return [Line(m[1], int(m[2]), m[3], text) for m, text in zip(prefixes, texts, strict=True)]
 
 

@@ -135,6 +135,9 @@ DECIDED = r"""
     echo "--y" | xargs -I{} python3 train.py {} --b 1 ->  -> --y --b 1
     printf '%s\0' "--y" 2 | xargs -0 python3 train.py --b 1 ->  -> --b 1 --y 2
     parallel python3 train.py --x {} --b 1 ::: 1 2 ->  -> --x 2 --b 1
+    cat /data/x | grep -q y && A=(--y) ⏎ grep a f|grep -q b || A+=(--b2) ⏎ python3 train.py ${A[@]} --b 1 -> --y --b2 -> run.sh:1: cat /data/x
+    smi | tr a b | grep -q H100 && A=(--h) ⏎ python3 train.py ${A[@]} --b 1 -> --h -> run.sh:1: smi
+    set -euo pipefail ⏎ X="$(echo "a:b" | tr ':' '\n' | grep -vE '^a|cat' | paste -sd: -)" ⏎ python3 train.py --x "$X" --b 1 ->  -> --x b --b 1
     X=$(echo $(smi) || echo "$SECONDS") ⏎ python3 train.py --x $X --b 1 -> --x ->
 """  # noqa: E501
 
