@@ -380,7 +380,7 @@ class Surroundings:
         files[TYPED] = "" if guess.asked == TYPED else typed
         if guess.asked in self.matches and guess.outcome:
             files[self.matches[guess.asked][0]] = ""
-        elif guess.asked in self.doubted and guess.asked not in self.unread:
+        elif guess.asked in self.doubted and (guess.outcome or guess.asked not in self.unread):
             files = {path: text for path, text in files.items() if path.removesuffix("/.here") != guess.asked}
         return files
 
@@ -523,16 +523,16 @@ class Surroundings:
         if self.visible.is_folder(path):
             self.placed[f"{path}/.here"] = ""
         elif self.visible.is_file(path):
-            self._add_unread(path, path)
+            self._add_unread(path, path, can_be_absent=False)
         else:
             self.tests.add(path)
 
-    def _add_unread(self, path: str, name: str) -> None:
-        """Adds a file with unknown content."""
+    def _add_unread(self, path: str, name: str, *, can_be_absent: bool) -> None:
+        """Adds a file with unknown content, which can be empty."""
         self.placed.setdefault(path, "")
         self.unread.setdefault(path, self.token(f"$(< {self.quoted(name)})"))
         why = unknown_here(self.named(self.path), f"what {self.quoted(name)} says")
-        self.doubted.setdefault(path, (1, why))
+        self.doubted.setdefault(path, (1 + can_be_absent, why))
 
     def _keep_config(self, call: Call) -> None:
         """Adds the file of --custom-config-path, so that the next run shows whether the script changes it."""
@@ -769,7 +769,7 @@ class Surroundings:
             last = Run(trace=before).lines[-1:]
             words, folder = (last[0].words, last[0].folder) if last else ([], self.folder)
             if match[1] not in words and not self._copied(folder, match[1]):  # the path follows <
-                self._add_unread(at(folder, match[1]), match[1])
+                self._add_unread(at(folder, match[1]), match[1], can_be_absent=True)
 
 
 def unknown_here(place: str, text: str) -> str:

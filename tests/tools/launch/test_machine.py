@@ -138,6 +138,7 @@ DECIDED = r"""
     cat /data/x | grep -q y && A=(--y) ⏎ grep a f|grep -q b || A+=(--b2) ⏎ python3 train.py ${A[@]} --b 1 -> --y --b2 -> run.sh:1: cat /data/x
     smi | tr a b | grep -q H100 && A=(--h) ⏎ python3 train.py ${A[@]} --b 1 -> --h -> run.sh:1: smi
     set -euo pipefail ⏎ X="$(echo "a:b" | tr ':' '\n' | grep -vE '^a|cat' | paste -sd: -)" ⏎ python3 train.py --x "$X" --b 1 ->  -> --x b --b 1
+    set -e ⏎ if bash -c 'set -e; while read -r l; do :; done < /data/list'; then A=(--list); fi ⏎ python3 train.py ${A[@]} --b 1 -> --list -> what /data/list says
     X=$(echo $(smi) || echo "$SECONDS") ⏎ python3 train.py --x $X --b 1 -> --x ->
 """  # noqa: E501
 
