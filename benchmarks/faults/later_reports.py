@@ -123,7 +123,8 @@ def draft_of_few(world: World) -> Callable[[Tensor, Any], Tensor]:
         accepted = proposed * (target / draft).clamp(max=1.0)
         residual = (target - draft).clamp_min(0.0)
         residual = residual / residual.sum(-1, keepdim=True).clamp_min(1e-12)
-        return accepted + (1 - accepted.sum(-1, keepdim=True)) * residual
+        # Rounding may leave a little more than 1.
+        return accepted + (1 - accepted.sum(-1, keepdim=True)).clamp_min(0.0) * residual
 
     return emitted
 
