@@ -38,16 +38,12 @@ from benchmarks.faults.kinds import (
     write_lagging,
 )
 from benchmarks.faults.later_reports import LATER_REPORTS
-from benchmarks.faults.reports import REPORTS, SEEN, UNSEEN, Report, base, runs_of, write_report
-from benchmarks.faults.third_reports import NEVER_SEEN, THIRD_REPORTS
+from benchmarks.faults.reports import REPORTS, SEEN, UNSEEN, base, runs_of, write_report
+from benchmarks.faults.third_reports import THIRD_REPORTS
 from slime_ext.tools.analysis.document import Document
 
 FIRST = "first"
-SETS: dict[str, tuple[dict[str, Report], tuple[int, ...]]] = {  # name -> reports, their unseen seeds
-    FIRST: (REPORTS, UNSEEN),
-    "later": (LATER_REPORTS, UNSEEN),
-    "third": (THIRD_REPORTS, NEVER_SEEN),
-}
+SETS = {FIRST: REPORTS, "later": LATER_REPORTS, "third": THIRD_REPORTS}
 ALL_REPORTS = REPORTS | LATER_REPORTS | THIRD_REPORTS
 LAG_NAMES = ("stale_weights", *judge.OPEN)  # of an error in a short window of a lagging run
 WINDOW, RIGHT_WINDOW, WRONG_WINDOW = "window", "no other error", "error of another cause"
@@ -187,9 +183,8 @@ def table(columns: dict[str, list[Row]]) -> str:
 
 
 def _groups(columns: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
-    for word in ("seen", "unseen"):
-        for set_name, (reports, unseen) in SETS.items():
-            seeds = SEEN if word == "seen" else unseen
+    for word, seeds in (("seen", SEEN), ("unseen", UNSEEN)):
+        for set_name, reports in SETS.items():
             title = word if set_name == FIRST else f"{word}, {set_name}"
             for column, rows in columns.items():
                 group = [row for row in rows if row.name in reports and row.seed in seeds]
@@ -288,9 +283,9 @@ def judge_reports(
     with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
         path = path or Path(folder) / "rows.jsonl"
         known = frozenset((row.name, row.seed) for row in read(path))
-        reports, unseen_seeds = SETS[set_name]
+        reports = SETS[set_name]
         names = tuple(name for name in only or reports if name in reports)
-        seeds = unseen_seeds if unseen else SEEN
+        seeds = UNSEEN if unseen else SEEN
         asked = [Asked(seed, reports=names, known=known, dumps=dumps) for seed in seeds]
         kinds = tuple(name for name in only or KINDS if name in KINDS)
         asked += [Asked(s, kinds=kinds, known=known) for s in (UNSEEN_SEEDS if unseen else SEEDS)]

@@ -32,7 +32,6 @@ from benchmarks.faults.reports import (
 from benchmarks.faults.world import GROUP, World, credit, log_probs_of, resampled
 
 Run = Any  # of a world
-NEVER_SEEN = (130, 131, 132)  # seeds on which this set is judged
 COLUMNS = ("tokens", "behavior", "mask", "kept", "versions")  # of a sample, one entry for each token
 
 
