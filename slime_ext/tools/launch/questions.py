@@ -11,6 +11,7 @@ import bisect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 COMMENT = re.compile(r"(^|\s)#.*", re.MULTILINE)
@@ -339,6 +340,7 @@ def closing(text: str, begin: int) -> int:
     return len(text)
 
 
+@cache
 def _is_readable(text: str) -> bool:
     """Whether bash reads a text, unlike ``: range(3):``, which is Python in a heredoc.
 

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ from slime_ext.tools.launch.trace import (
     Line,
     Run,
     at,
+    name_of,
     program_of,
     script_of,
     traced,
@@ -332,7 +334,7 @@ class Surroundings:
     @property
     def text(self) -> str:
         """Returns the text of all files, without comments."""
-        return COMMENT.sub(r"\1", "\n".join(self.files.values()))
+        return _without_comments(tuple(self.files.values()))
 
     def environment(self) -> dict[str, str]:
         """Returns the variables of the script.
@@ -340,7 +342,7 @@ class Surroundings:
         Variables that it may not see, or that it needs and nothing sets, are tokens.
         """
         others = {name for name in (*self._referenced(), *ALWAYS) if name in (*self.request.others, *ALWAYS)}
-        variables = {name: self.token(f"${name}", "", True) for name in self._unset()}
+        variables = {name: self.token(f"${name}", "", True) for name in _unset_in(self.text)}
         if self.evaluated:
             why = f"({next(iter(self.evaluated))} is not here)"
             variables |= {name: self.token(f"${name} {why}") for name in self._referenced()}
@@ -350,20 +352,6 @@ class Surroundings:
 
     def _referenced(self) -> Iterable[str]:
         return dict.fromkeys(REFERENCE.findall(self.text))
-
-    def _unset(self) -> list[str]:
-        """Returns the variables that the script expects from its machine, because nothing sets them.
-
-        A variable stays unset, as in bash, if it has a default (``${X:-1}``), or if a test or a loop's head
-        names it.
-        """
-        plain: dict[str, bool] = {}
-        for line in self.text.split("\n"):
-            decides = DECIDES.search(line) is not None
-            for match in NAMES.finditer(line):
-                name = match[1] or match[2] or match[3]
-                plain[name] = plain.get(name, True) and not decides and match[3] is None
-        return [name for name, is_plain in plain.items() if is_plain]
 
     # files
 
@@ -484,7 +472,7 @@ class Surroundings:
             self.placed.setdefault(f"{path}/.here", "")
             self._doubt(path, line)
         elif name in ("bash", "sh", *WRAPPERS):
-            shell = next((i for i, word in enumerate(words) if Path(word).name in SHELLS), len(words))
+            shell = next((i for i, word in enumerate(words) if name_of(word) in SHELLS), len(words))
             self._copied(line.folder, next((word for word in words[shell + 1 :] if word[:1] != "-"), ""))
         elif name in TESTS:
             for path in self._tested(line):
@@ -784,3 +772,24 @@ def is_of_model(path: str) -> bool:
 
 def _is_errexit(words: Sequence[str]) -> bool:
     return words[:1] == ["set"] and any(re.match(r"-\w*e|errexit", word) for word in words[1:])
+
+
+@cache  # this and the next, because every run of a script asks for the same text
+def _without_comments(texts: tuple[str, ...]) -> str:
+    return COMMENT.sub(r"\1", "\n".join(texts))
+
+
+@cache
+def _unset_in(text: str) -> tuple[str, ...]:
+    """Returns the variables that a text expects from its machine, because nothing sets them.
+
+    A variable stays unset, as in bash, if it has a default (``${X:-1}``), or if a test or a loop's head
+    names it.
+    """
+    plain: dict[str, bool] = {}
+    for line in text.split("\n"):
+        decides = DECIDES.search(line) is not None
+        for match in NAMES.finditer(line):
+            name = match[1] or match[2] or match[3]
+            plain[name] = plain.get(name, True) and not decides and match[3] is None
+    return tuple(name for name, is_plain in plain.items() if is_plain)

@@ -189,11 +189,17 @@ class Run:
         return [Line(m[1], int(m[2]), m[3], text) for m, text in zip(prefixes, texts, strict=True)]
 
 
+@cache
+def name_of(path: str) -> str:
+    """Returns the last part of a path. Cached, because every run asks for the same words."""
+    return Path(path).name
+
+
 def program_of(words: Sequence[str]) -> int | None:
     """Returns the position of train.py in a command that starts it; None for other commands."""
-    if Path(words[0]).name in NO_LAUNCH:
+    if name_of(words[0]) in NO_LAUNCH:
         return None
-    return next((i for i, word in enumerate(words) if Path(word).name in PROGRAMS), None)
+    return next((i for i, word in enumerate(words) if name_of(word) in PROGRAMS), None)
 
 
 def shell_text(words: Sequence[str], stdin: str = "") -> tuple[str, list[str]] | None:
@@ -203,10 +209,10 @@ def shell_text(words: Sequence[str], stdin: str = "") -> tuple[str, list[str]] |
     and with the text on stdin ``sbatch``, ``ssh HOST`` and ``srun bash -s``. Returns None for other commands.
     """
     for i, word in enumerate(words[:-2]):
-        if Path(word).name in SHELLS and re.fullmatch(r"-[a-z]*c", words[i + 1]):
+        if name_of(word) in SHELLS and re.fullmatch(r"-[a-z]*c", words[i + 1]):
             return words[i + 2], list(words[i + 3 :])
     text = _submitted(words)
-    last = [Path(word).name for word in words if word not in ("-s", "-x")][-1]
+    last = [name_of(word) for word in words if word not in ("-s", "-x")][-1]
     if not text and (words[0] in ("sbatch", "ssh") or last in SHELLS) and words[0] not in NO_LAUNCH:
         text = stdin
     return (text, []) if text.strip() else None
@@ -231,7 +237,7 @@ def script_of(words: Sequence[str]) -> Sequence[str]:
         if at < len(words) and (words[0] == "sbatch" or Path(words[at]).suffix in SHELL):
             return words[at:]
     for i, word in enumerate(words[:-1]):
-        if Path(word).name in SHELLS:
+        if name_of(word) in SHELLS:
             rest = list(dropwhile(lambda option: option[:1] == "-", words[i + 1 :]))
             return rest if rest and Path(rest[0]).suffix in SHELL else ()
     return ()
@@ -242,7 +248,7 @@ def _submitted(words: Sequence[str]) -> str:
     pairs = list(pairwise(["", *words]))
     if words[0] == "ssh":
         rest = [word for before, word in pairs if word[:1] != "-" and not OF_SSH.fullmatch(before)]
-        return "" if rest[2:] and Path(rest[2]).name in SHELLS else " ".join(rest[2:])
+        return "" if rest[2:] and name_of(rest[2]) in SHELLS else " ".join(rest[2:])
     if words[0] == "sbatch":
         wrapped = (word for before, word in pairs if before == "--wrap" or word.startswith("--wrap="))
         return next(wrapped, "").removeprefix("--wrap=")
