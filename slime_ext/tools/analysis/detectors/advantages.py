@@ -50,7 +50,8 @@ DETECTOR = Detector(
     explains=False,
     what="""
         advantages do not follow from the rewards: NaN, wrong sign, divided by nearly 0, shifted by one
-        sample, baseline over other prompts, normalised on each rank, or 0 at a part of the tokens
+        sample, baseline over other prompts or one for all, normalised on each rank, or 0 at a part of the
+        tokens
     """,
     asks="advantages, rewards, groups",
     title="Advantages do not follow from the rewards: {{ said }}.",
@@ -73,8 +74,9 @@ DETECTOR = Detector(
     fix="{{ fix }}",
 )
 HALF = 0.5
-UNSURE = ("batch", "unlike")  # kinds that are right for another estimator
+UNSURE = ("batch", "raw", "level", "unlike")  # kinds that are right for another estimator
 BY_PROMPT = ("grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus_baseline")
+CUSTOM = ("custom_advantage_function_path", "custom_reward_post_process_path")  # which may do as they like
 NAN = "nan"
 # Kinds of which one rollout is enough, the worst first; other rollouts may have nothing that shows them, such
 # as responses of one length, whose ranks all have the same advantages.
@@ -123,6 +125,19 @@ SAID = {
         "The estimator takes the mean over the samples of a prompt, so check how samples are grouped "
         "(group_index, --n-samples-per-prompt).",
     ),
+    "raw": (
+        "nothing is subtracted from them",
+        "advantages are the rewards, times one factor for all prompts",
+        "Check how samples are grouped. If each is a group of its own, there is no other reward to compare "
+        "it with (rllm-org/rllm#924): give the samples of a prompt one group_index.",
+    ),
+    "level": (
+        "one number is subtracted for all prompts, and it is no mean of them",
+        "advantages fit the rewards minus a number that is neither the mean of the prompt nor that of all "
+        "samples",
+        "Print what is subtracted. A mean over tokens and pads counts the pads as rewards of 0 "
+        "(NovaSky-AI/SkyRL#1305): multiply by the mask before it is taken, and divide by the mask's sum.",
+    ),
     "partial": (
         "they are 0 at a part of the response tokens",
         "most samples have their advantage at some response tokens and 0 at others",
@@ -164,7 +179,9 @@ def look(d: Diagnosis) -> Figures | None:
     known = sum(len(rollouts) for kind, rollouts in rollouts_of.items() if kind not in ("zero", "flat"))
     need(known, "advantages, rewards and groups of the samples")
     estimator = str(d.flags.get("advantage_estimator") or "")
-    kinds = {kind for kind in SAID if kind in rollouts_of and (kind not in UNSURE or estimator in BY_PROMPT)}
+    is_by_prompt = estimator in BY_PROMPT and d.flags.get("rewards_normalization") is not False
+    is_by_prompt &= not any(d.flags.get(function) for function in CUSTOM)
+    kinds = {kind for kind in SAID if kind in rollouts_of and (kind not in UNSURE or is_by_prompt)}
     exact = next((kind for kind in EXACT if kind in kinds), None)
     kind = exact or max(kinds, key=lambda name: len(rollouts_of[name]), default=None)
     if kind is None or (not exact and len(rollouts_of[kind]) < HALF * known):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -89,6 +91,58 @@ def test_one_baseline_for_the_batch_is_a_fault_under_an_estimator_that_has_one_b
     rollouts = with_advantages(lambda rewards: rewards - rewards.mean())
     found = findings(rollouts, advantage_estimator="grpo")
     assert set(found) == {"advantages"} and "over the whole batch" in found["advantages"].title
+
+
+BY_PADS = "one number is subtracted for all prompts"  # mean of a batch whose fourth part is pads
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda rewards: rewards, "nothing is subtracted"),
+        (lambda rewards: 3 * rewards, "nothing is subtracted"),
+        (lambda rewards: (rewards - 0.6 * rewards.mean()) / rewards.std(), BY_PADS),
+        (centred, ""),
+        (scaled, ""),
+        (lambda rewards: (centred(rewards) - 0.1) / rewards.std(), ""),  # whitened over tokens
+    ],
+)
+def test_one_baseline_for_all_prompts_is_a_fault_under_an_estimator_that_has_one_by_prompt(made, said):
+    rollouts = with_advantages(made)
+    found = findings(rollouts, advantage_estimator="grpo", rewards_normalization=True)
+    assert set(found) == ({"advantages"} if said else set())
+    assert not said or said in found["advantages"].title
+    asked = {"rewards_normalization": False}, {"custom_advantage_function_path": "mine.advantages"}
+    for flags in ({}, *({"advantage_estimator": "grpo"} | one for one in asked)):
+        assert findings(rollouts, **flags) == {}
+
+
+@pytest.mark.parametrize("of_all", [True, False])
+@pytest.mark.parametrize("stays", [True, False])
+def test_the_mean_of_a_prompt_may_be_over_samples_that_do_not_train(of_all, stays):
+    """Half of the samples of each prompt are right; some wrong ones are masked out, or not in the dump."""
+
+    def trained(r):
+        rewards, number = (torch.arange(64) % 2).double(), torch.arange(64)
+        is_kept = (rewards > 0) | (number % SIZE < 2 * (number // SIZE % 3))
+        inside = torch.where(is_kept, rewards, torch.nan).view(-1, SIZE).nanmean(1).repeat_interleave(SIZE)
+        advantages = (centred(rewards) if of_all else rewards - inside).repeat_interleave(LENGTH).float()
+        changed = replace(r, rewards=rewards, advantages=advantages)
+        return masked(changed, is_kept) if stays else without(changed, is_kept)
+
+    assert findings([trained(r) for r in run()], advantage_estimator="grpo") == {}
+
+
+def masked(r, is_kept):
+    return replace(r, mask=is_kept.repeat_interleave(LENGTH))
+
+
+def without(r, is_kept):
+    tokens = ("behavior", "proximal", "mask", "tokens", "advantages", "versions")
+    samples = ("lengths", "prompt_lengths", "positions", "groups", "statuses")
+    kept = {name: getattr(r, name)[is_kept.repeat_interleave(LENGTH)] for name in tokens}
+    kept |= {name: tuple(x for x, k in zip(getattr(r, name), is_kept, strict=True) if k) for name in samples}
+    return replace(r, rewards=r.rewards[is_kept], **kept)
 
 
 def test_advantages_of_0_are_an_error_where_rewards_differ_and_a_warning_where_they_do_not():

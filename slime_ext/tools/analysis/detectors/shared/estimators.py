@@ -27,6 +27,7 @@ MEAN, VARIANCE, ENOUGH = 1e-4, 1e-3, 30
 # and the root of their number if it divides by a deviation that they all are in.
 BEYOND = 10.0
 CP_SIZES = (2, 4, 8)
+PROMPTS = 3  # with all their samples, from which on one baseline for all is told from one for each
 SEVERAL = 1e-5  # advantage by which a token of a sample that has one number differs from the mean by rounding
 # Correlation within groups: below -TURNED the sign is flipped, above AGREES it is right.
 TURNED, AGREES = 0.5, 0.3
@@ -52,6 +53,8 @@ class Estimators(Measure):
     chunks: list[int] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     blown: list[int] = field(default_factory=list)
+    raw: list[int] = field(default_factory=list)
+    level: list[int] = field(default_factory=list)
 
     def close(self, rollout: DumpedRollout) -> None:
         kind = kind_of(rollout)
@@ -68,6 +71,8 @@ def kind_of(rollout: DumpedRollout) -> str:
     late, early: the rewards of the previous or the next sample
     others: the reward minus the mean over samples of several prompts
     batch: the reward minus the mean over all samples
+    raw: the reward, from which nothing is subtracted
+    level: the reward minus another number, which is the same for all prompts
     unlike: none of these
     constant: own, except that prompts whose samples all have one reward have advantages that are not 0
     blown: some are larger than rewards of this range and number allow, as after a division by nearly 0
@@ -96,20 +101,30 @@ def kind_of(rollout: DumpedRollout) -> str:
         return "flat" if is_flat else "zero"
     if not constant:
         return "partial" if _is_partial(rollout) else ""
-    return "" if is_flat else _of_prompts(advantage, rewards, groups, there, size, rollout.size)
+    return "" if is_flat else _of_prompts(rollout, advantage, rewards, there, size)
 
 
-def _of_prompts(
-    advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor, size: int, tokens: int
-) -> str:
+def _is_over_masked(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor) -> bool:
+    """Returns whether the mean of a prompt is also over samples that are masked out."""
+    known = rewards.isfinite()
+    if torch.equal(known, there):
+        return False
+    own = _by_prompt(torch.where(known, rewards, 0), groups, known)
+    return max(_correlation(advantage, one, there) for one in own) > FITS
+
+
+def _of_prompts(rollout: DumpedRollout, advantage: Tensor, rewards: Tensor, there: Tensor, size: int) -> str:
     """Returns the kind of advantages that are one number per sample; prompts with one reward come first."""
+    groups = rollout.prompt_ids
+    if _is_over_masked(advantage, rollout.rewards, groups, there):
+        return "own"
     same = with_one_reward(rewards, groups, there)
     others = advantage[there & ~same].abs()
     is_odd = same.any() and len(others) and advantage[same].abs().max() > max(ROUNDING, BLOWN * others.max())
     if is_odd and _explained(advantage, rewards, groups, there & ~same, size) == "own":
         return "constant"
     known = rewards[there]
-    most = max(float(known.max() - known.min()), math.sqrt(tokens))
+    most = max(float(known.max() - known.min()), math.sqrt(rollout.size))
     if float(advantage[there].abs().max()) > BEYOND * most:
         return "blown"
     return _explained(advantage, rewards, groups, there, size)
@@ -121,7 +136,9 @@ def _explained(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor
     if inside > FITS:
         level = (advantage - within)[there].abs().mean()
         is_own = float(level) < LEVEL * float(advantage[there].abs().mean())
-        return "own" if is_own else _of_chunk(advantage, rewards, there, size)
+        if is_own:
+            return "own"
+        return _of_level(advantage, rewards, groups, there) or _of_chunk(advantage, rewards, there, size)
     if inside < -FITS:
         return "flipped"
     for kind, by in (("late", 1), ("early", -1)):
@@ -245,16 +262,42 @@ def _correlation(a: Tensor, b: Tensor, there: Tensor) -> float:
     return float(x @ y) / size if size else 0.0
 
 
-def _fit(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor) -> float:
-    """Returns the correlation with rewards minus the mean of their group.
-
-    Divides them by the group's standard deviation if that increases the size of the correlation.
-    """
+def _by_prompt(rewards: Tensor, groups: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the rewards minus the mean of their group, and the same over its standard deviation."""
     plain = _centred(rewards, groups, there)
     n = torch.bincount(groups, there.double()).clamp_min(1)
     deviation = (torch.bincount(groups, plain.double().square()) / n).sqrt()[groups]
-    scaled = plain / deviation.clamp_min(1e-9)
-    return max((_correlation(advantage, target, there) for target in (plain, scaled)), key=abs)
+    return plain, plain / deviation.clamp_min(1e-9)
+
+
+def _fit(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor) -> float:
+    """Returns the larger correlation, by size, with either of what ``_by_prompt`` returns."""
+    return max((_correlation(advantage, x, there) for x in _by_prompt(rewards, groups, there)), key=abs)
+
+
+def _of_level(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor) -> str:
+    """Returns "raw", "batch" or "level" if one number is subtracted from the rewards of all prompts, else "".
+
+    The mean advantage of a prompt follows its mean reward then. Only prompts with all their samples count,
+    because a mean over the samples that are left is not the one that was subtracted.
+    """
+    sizes = torch.bincount(groups, there.double())
+    whole = there & (sizes == sizes.max())[groups]
+    if int(groups[whole].unique().numel()) < PROMPTS:
+        return ""
+    one = torch.zeros_like(groups)
+    a, r = (_centred(values, one, whole) for values in (advantage, rewards))
+    of_prompts = [values - _centred(values, groups, whole) for values in (a, r)]
+    if min(_correlation(a, r, whole), _correlation(*of_prompts, whole)) < FITS:
+        return ""
+    if float(of_prompts[0][whole].abs().mean()) < LEVEL * float(advantage[whole].abs().mean()):
+        return ""
+    mean, known = float(rewards[whole].mean()), rewards[whole]
+    subtracted = mean - float(advantage[whole].mean()) * float(r @ r) / float(a @ r)
+    near = LEVEL * float(known.max() - known.min())
+    if abs(subtracted) < near:
+        return "raw"
+    return "batch" if abs(subtracted - mean) < near else "level"
 
 
 def _of_chunk(advantage: Tensor, rewards: Tensor, there: Tensor, size: int) -> str:
