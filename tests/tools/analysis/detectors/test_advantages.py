@@ -170,6 +170,27 @@ def test_log_probs_that_stay_those_of_the_first_policy_are_named():
     assert findings(edited(run(), lambda r: {"reference": r.proximal + 0.01})) == {}
 
 
+@pytest.mark.parametrize(
+    ("replaced", "flags", "severity"),
+    [
+        ({2}, {"kl_coef": 0.0}, "warning"),
+        ({2}, {}, "note"),
+        ({2}, {"ref_update_interval": 2}, None),
+        ({0, 1}, {"kl_coef": 0.0}, None),  # the policy has not moved yet
+        (set(), {"kl_coef": 0.0}, None),
+    ],
+)
+def test_a_reference_that_becomes_the_policy_of_a_later_rollout_is_named(replaced, flags, severity):
+    def referred(r):
+        return {"reference": r.proximal if r.rollout_id in replaced else r.proximal + 0.01}
+
+    found = findings(edited(run(), referred), **flags)
+    assert {name: one.severity for name, one in found.items()} == (
+        {"equal_reference": severity} if severity else {}
+    )
+    assert not severity or "replaced by the trainer's in rollout 2" in found["equal_reference"].title
+
+
 def test_responses_that_become_several_times_as_long_are_named():
     policy = Policy()
     for step, status, is_one in [(16, "completed", True), (8, "truncated", True), (8, "completed", False)]:
