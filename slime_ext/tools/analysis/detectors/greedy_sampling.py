@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import ClassVar
 
 from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
-from slime_ext.tools.analysis.detectors.shared.filled import DOUBTED, Filled
+from slime_ext.tools.analysis.detectors.shared.filled import (
+    DOUBTED,
+    NEARLY_ALL,
+    Filled,
+    Sure,
+    is_inverted,
+)
 from slime_ext.tools.analysis.detectors.shared.twice import BFLOAT16, Twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import count_true, is_below
-
-
-class Sure(Measure):
-    """Number of tokens with both log-probs whose log-prob of the sampler is exactly 0."""
-
-    takes_joined: ClassVar[bool] = True
-
-    tokens: int = 0
-
-    def add(self, part: DumpedRollout) -> None:
-        self.tokens += count_true(part.finite & part.is_zero)
 
 
 class Draws(Measure):
@@ -101,7 +95,6 @@ DETECTOR = Detector(
 )
 
 GREEDY_TOKENS = 100  # tokens
-NEARLY_ALL = 0.95  # share of tokens with a behavior log-prob of 0
 DOUBTED_SHARE = (
     0.05  # share of tokens at which the trainer is unsure; flipped experts and tool output are rarer
 )
@@ -116,6 +109,8 @@ SHARED, EQUAL, EXPECTED, FEWEST, RARE = 100, 0.98, 0.9, 50, 0.2
 def look(d: Diagnosis) -> Figures | None:
     """Finds log-probs that are all exactly 0 where the trainer is unsure, or tokens that are never drawn."""
     need_tokens(d, GREEDY_TOKENS)
+    if is_inverted(d):
+        return None
     count, zeros, doubted = d.sums.finite, d.of(Sure).tokens, d.of(Filled).doubted
     if zeros < NEARLY_ALL * count or doubted < DOUBTED_SHARE * count:
         return _never_drawn(d)

@@ -9,7 +9,7 @@ import torch
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
-from slime_ext.tools.analysis.detectors.shared.filled import DOUBTED, UNLIKELY, Filled
+from slime_ext.tools.analysis.detectors.shared.filled import DOUBTED, UNLIKELY, Filled, Outside, is_inverted
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -54,14 +54,20 @@ DETECTOR = Detector(
     after=("positive_log_probs", "retokenised", "off_by_one", "greedy_sampling", "constrained_decoding"),
     what="the response mask holds tokens that the policy did not sample",
     asks="",
-    title="The loss trains on tokens that the policy did not sample.",
+    title="""
+        The loss trains on tokens that the policy did not sample{% if recorded is defined %}, and on no
+        others: the mask is inverted{% endif %}.
+    """,
     evidence="""
         The recorded log-prob of {{ filled }} response tokens ({{ filled | share(tokens) }}) is
         exactly 0 although the trainer finds them unlikely, so they were filled in, not sampled.
+        {%- if recorded is defined %} All others are outside the mask, where {{ recorded }} tokens have a
+        log-prob.{% endif %}
     """,
     threshold="""
         4 tokens and 0.05% in runs, and half of those at which only the sampler is sure; or 0.5% of the
-        tokens as single ones, and 90% of those
+        tokens as single ones, and 90% of those; or 95% of at least 50 tokens in the mask, while 95% of at
+        least 50 outside it have another log-prob
     """,
     ruled_out="""
         A faulty engine that is sure of its tokens, because it would be nearly sure, not exactly, and
@@ -69,8 +75,9 @@ DETECTOR = Detector(
     """,
     remedy="set sample.loss_mask to 0 at these tokens",
     fix="""
-        Exclude tool output and environment turns from the loss: set sample.loss_mask to 0 at these
-        tokens in the custom generate function.
+        {% if recorded is defined %}Swap the ones and zeros of sample.loss_mask: 1 is a token that the policy
+        sampled (mll-lab-nu/RAGEN#71).{% else %}Exclude tool output and environment turns from the loss: set
+        sample.loss_mask to 0 at these tokens in the custom generate function.{% endif %}
     """,
 )
 
@@ -89,10 +96,13 @@ def look(d: Diagnosis) -> Figures | None:
     """Finds response tokens whose log-prob was filled in with 0.
 
     Such zeros are in runs, which sampling does not make, or there are many of them but hardly any log-probs
-    that are nearly 0.
+    that are nearly 0. If the mask has no other tokens, it is inverted.
     """
     filled, doubtful = d.of(Filled).unlikely, d.of(Doubtful)
-    tokens = d.sums.tokens
+    tokens, explains = d.sums.tokens, explained_by_tokens(d, *d.of(Filled).zeros.tolist())
+    if is_inverted(d):
+        recorded = {"recorded": d.of(Outside).recorded}
+        return recorded | {"filled": filled, "tokens": tokens, "explains": explains}
     if _are_sampled(d):
         return None
     sure = filled + doubtful.nearly
@@ -101,7 +111,6 @@ def look(d: Diagnosis) -> Figures | None:
     are_many = filled >= max(FILLED_TOKENS, ALONE_SHARE * tokens, EXACT_SHARE * sure)
     if not are_in_runs and not are_many:
         return None
-    explains = explained_by_tokens(d, *d.of(Filled).zeros.tolist())
     return {"filled": filled, "tokens": tokens, "explains": explains}
 
 

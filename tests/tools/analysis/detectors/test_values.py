@@ -73,6 +73,37 @@ def test_tokens_that_nobody_sampled_are_tool_output_and_no_lost_log_probs():
     assert set(findings(edited(run(), padded))) == {"tool_tokens"}
 
 
+@pytest.mark.parametrize(("others", "name"), [(-1.0, "tool_tokens"), (0.0, "greedy_sampling")])
+def test_told_tokens_in_the_mask_and_sampled_ones_outside_it_are_an_inverted_mask(others, name):
+    """The engine writes 0 for tokens of tools; if it wrote 0 everywhere, the mask may be right."""
+
+    def inverted(r):
+        is_tool = r.segments.within % LENGTH >= 36
+        behavior = torch.where(is_tool, 0.0, r.behavior if others else 0.0)
+        proximal = torch.where(is_tool, 3 * r.proximal - 1, r.proximal)
+        return {"behavior": behavior, "proximal": proximal, "mask": is_tool}
+
+    found = findings(edited(run(), inverted))
+    assert set(found) == {name}
+    assert ("the mask is inverted" in found[name].title) == (name == "tool_tokens")
+
+
+@pytest.mark.parametrize("is_inverted", [True, False])
+def test_samples_of_which_a_wrong_mask_leaves_nothing_are_not_selected(is_inverted):
+    """Only samples with a reward of 1 have a token of a tool, or are trained on at all."""
+
+    def selected(r):
+        is_right = r.segments.expand(r.rewards > 0)
+        is_tool = is_right & (r.segments.within >= 36)
+        behavior = torch.where(is_tool, 0.0, r.behavior) if is_inverted else r.behavior
+        proximal = torch.where(is_tool, 3 * r.proximal - 1, r.proximal) if is_inverted else r.proximal
+        mask = is_tool if is_inverted else is_right
+        return {"behavior": behavior, "proximal": proximal, "mask": mask, "dropped": torch.zeros(0, 4)}
+
+    found = findings(edited(run(), selected))
+    assert set(found) == {"tool_tokens" if is_inverted else "selection_bias"}
+
+
 def test_accepted_drafts_without_a_log_prob_are_no_tool_output():
     def accepted(r):
         g = torch.Generator().manual_seed(r.rollout_id)

@@ -8,14 +8,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from slime_ext.ops.divergences import is_log_prob
 from slime_ext.ops.segments import as_bytes
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import any_true, count_true, zeros
 
 REACH = 3  # tokens on each side of one with a log-prob of exactly 0
 UNLIKELY = -2.0  # nats; top-p above 0.14 never keeps such a token alone
+NEARLY_ALL = 0.95  # share of tokens with a log-prob of 0, or outside the mask with another one
+FEWEST_TOLD = 50  # tokens with a log-prob of 0, and outside the mask with another one
 DOUBTED = -0.25  # nats; if one side is sure, rounding to bfloat16 alone leaves the other above this
 
 
@@ -39,6 +43,43 @@ class Filled(Measure):
         self.unlikely += count_true(zero & (part.proximal < UNLIKELY))
         count, *_, near = part.columns
         self.zeros += torch.stack([count[zero], near[zero]]).sum(1)
+
+
+class Outside(Measure):
+    """Numbers of response tokens outside the mask, and of those with a log-prob of the sampler below 0."""
+
+    takes_joined: ClassVar[bool] = True
+
+    tokens: int = 0
+    recorded: int = 0
+
+    def add(self, part: DumpedRollout) -> None:
+        outside = ~part.mask
+        if any_true(outside):
+            self.tokens += count_true(outside)
+            self.recorded += count_true(outside & is_log_prob(part.behavior) & ~part.is_zero)
+
+
+class Sure(Measure):
+    """Number of tokens with both log-probs whose log-prob of the sampler is exactly 0."""
+
+    takes_joined: ClassVar[bool] = True
+
+    tokens: int = 0
+
+    def add(self, part: DumpedRollout) -> None:
+        self.tokens += count_true(part.finite & part.is_zero)
+
+
+def is_inverted(d: Diagnosis) -> bool:
+    """Returns whether the mask has the tokens that were told, and leaves out those that were sampled.
+
+    If the sampler's log-probs were missing, or 0 because it takes the likeliest token, they would be so
+    outside the mask as well.
+    """
+    inside, outside = d.of(Sure).tokens, d.of(Outside)
+    are_told = inside >= max(FEWEST_TOLD, NEARLY_ALL * d.sums.finite)
+    return are_told and outside.recorded >= max(FEWEST_TOLD, NEARLY_ALL * outside.tokens)
 
 
 @once_per_part
