@@ -12,6 +12,7 @@ from slime_ext.tools.analysis.detectors.shared.blocks import BLOCK, Blocks
 from slime_ext.tools.analysis.detectors.shared.certainty import beyond_certainty
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
+from slime_ext.tools.analysis.detectors.shared.kinds import rather_than_position
 from slime_ext.tools.analysis.detectors.shared.sampling import began_later
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
@@ -153,6 +154,13 @@ def _first_alone(d: Diagnosis, table: Tensor) -> Figures | None:
     z, jump = (expected - first) / max(math.sqrt(square), 1e-30), second / max(of_second, 1e-30)
     if first > min(FIRST * expected, AGREES * count) or z < FIRST_SURE or jump < SECOND:
         return None
+    # What a cache has lost, each later token lacks: the second is no further off, and none agrees again.
+    tokens, _, squares, _ = table[1].sum(0).tolist()
+    error = math.sqrt(max(squares - second * second / tokens, 0.0))
+    later = table[table[:, :, 0].sum(1) >= FEWEST][1:]
+    is_again = later[:, :, 1].sum(1) < FIRST * (later[:, :, 0] @ usual[:, 0])
+    if second > of_second / SECOND + FIRST_SURE * error or is_again.any():
+        return None
     tokens, after, _, k3 = others.sum(0).tolist()
     if after < AGREES * tokens:  # two engines in bfloat16 may differ as much
         return None
@@ -188,4 +196,7 @@ def _at_position(d: Diagnosis) -> Figures | None:
         return None  # tokens are only less certain from there on
     count, _, _, k3 = table[cut:].sum(0).tolist()
     explains = explained_by_tokens(d, count, k3)
+    next_block = float(table[cut + 1, 0]) if cut + 1 < len(table) else 0.0
+    if rather_than_position(d, explains, next_block / BLOCK):
+        return None
     return {**best._asdict(), "block": BLOCK, "jump": jump, "spread": spread, "explains": explains}

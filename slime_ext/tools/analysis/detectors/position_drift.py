@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from slime_ext.tools.analysis.detectors.shared.along import EQUALLY_CERTAIN, TIMES, along, explained_along
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
+from slime_ext.tools.analysis.detectors.shared.kinds import rather_than_position
+from slime_ext.tools.analysis.measures.curves import PER_OCTAVE
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -68,4 +72,14 @@ def look(d: Diagnosis) -> Figures | None:
     if drift.late - drift.early < DRIFT_SURE * drift.late_error:  # only a few late tokens are far off
         return None
     explains = explained_along(d, grows=True)
+    if rather_than_position(d, explains, _reach_middle(d)):
+        return None
     return {"early": drift.early, "middle": drift.middle, "late": drift.late, "explains": explains}
+
+
+def _reach_middle(d: Diagnosis) -> float:
+    """Returns how many samples have the place before which half of the tokens lie, or less."""
+    count = d.curves.position.count
+    at = int((count.cumsum(0) < count.sum() / 2).sum())
+    places = math.ceil(2 ** ((at + 1) / PER_OCTAVE)) - math.ceil(2 ** (at / PER_OCTAVE))  # of the bin
+    return float(count[at]) / max(places, 1)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.tools.analysis.detectors.toys import Policy, edited, findings, run
 
 
-def noisy(begin, until=10**6, size=0.6):
-    """A run whose trainer differs from the sampler at some places of the responses, by a number per token."""
+def noisy(begin, until=10**6, size=0.6, second=1.0):
+    """A run whose trainer differs from the sampler at some places of the responses, by a number per token.
+
+    Args:
+        second: how many times as large the number is at the second token.
+    """
     noise = size * Policy().normal(60)
 
     def far(r):
         is_far = (r.segments.within >= begin) & (r.segments.within < until)
-        return {"proximal": r.proximal + is_far * (noise[r.tokens] - noise.mean()).float()}
+        times = torch.where(r.segments.within == 1, second, 1.0)
+        return {"proximal": r.proximal + is_far * times * (noise[r.tokens] - noise.mean()).float()}
 
     return edited(run(6), far)
 
@@ -44,6 +50,18 @@ def test_a_first_block_that_agrees_alone_shows_where_a_window_cuts():
     assert set(found) == {"kv_precision"} and found["kv_precision"].explains > 0.95
     assert found["kv_precision"].title.startswith("From absolute position 16 on")
     assert "at tokens before position 16" in found["kv_precision"].evidence
+
+
+@pytest.mark.parametrize("until", [24, 32])
+def test_later_blocks_that_agree_again_are_no_window(until):
+    found = findings(noisy(8, until))
+    assert found and "kv_precision" not in found
+
+
+def test_a_second_token_that_is_further_off_than_all_later_ones_lacks_more_than_precision():
+    """Tokens that are verified together get the position of the first of them."""
+    found = findings(noisy(1, size=0.3, second=2.0))
+    assert found and "kv_precision" not in found
 
 
 def test_errors_that_add_up_from_the_first_block_on_are_no_window():

@@ -149,6 +149,26 @@ def test_most_samples_far_beside_others_that_agree_are_no_lower_precision():
     assert set(found) == {"some_samples"}
 
 
+def test_second_answers_that_are_appended_to_the_first_are_some_samples():
+    """The trainer scores them after the first answer. They begin at places between 16 and 31."""
+
+    def chained(r):
+        begins = torch.tensor([16 + i % 16 if i % 5 == 0 else LENGTH for i in range(SAMPLES)])
+        since = r.segments.within - begins[r.segments.ids.long()]
+        noise = torch.randn(r.size, generator=torch.Generator().manual_seed(r.rollout_id)) - 2
+        far = 2 * noise * torch.exp(-since / 8)
+        return {"proximal": torch.where(since >= 0, r.behavior + far, r.behavior).clamp(max=-1e-5)}
+
+    def cut(r):
+        keep = (r.segments.ids % 5 == 0) | (r.segments.within < 28)
+        names = ("tokens", "behavior", "proximal", "mask", "versions", "advantages")
+        lengths = tuple(LENGTH if i % 5 == 0 else 28 for i in range(SAMPLES))
+        return {name: getattr(r, name)[keep] for name in names} | {"lengths": lengths}
+
+    (finding,) = findings(edited(edited(run(6), chained), cut)).values()
+    assert finding.name == "some_samples"
+
+
 def test_answers_after_a_cached_prefix_that_are_all_off_are_a_stale_prefix():
     """All but the first of four answers: the engine scores equal text after the prefix alike."""
     labels = {"cached": tuple(7 * (i % 4 > 0) for i in range(SAMPLES))}

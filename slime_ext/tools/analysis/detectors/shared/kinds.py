@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.metrics.names import HEALTHY
+from slime_ext.tools.analysis.detectors.shared.explained import Explained
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -151,6 +152,24 @@ def side_by_side(d: Diagnosis) -> Kinds | None:
         return None
     beside = kinds.beside(group.samples for group in d.of(Sizes).groups)
     return kinds if beside >= BESIDE * min(kinds.near[0], kinds.far[0]) else None
+
+
+def rather_than_position(d: Diagnosis, explains: Explained, reach: float) -> bool:
+    """Returns whether samples tell far tokens from near ones, and a position does not.
+
+    What acts from a position on acts on every sample that reaches it, and on no token before. If samples
+    agree beside far ones, the unhealthy rest before the position lies in the far ones. And if more samples
+    agree than end before the position, some agree behind it.
+
+    Args:
+        explains: what a finding explains by the tokens after a position.
+        reach: the number of samples that go on for some tokens after it, or less.
+    """
+    kinds = side_by_side(d)
+    if kinds is None:
+        return False
+    agree = kinds.near[0] - (d.sums.sequences - reach)
+    return not explains.is_rest_healthy or agree >= SOME * reach
 
 
 def part_of_samples(d: Diagnosis) -> Kinds | None:
