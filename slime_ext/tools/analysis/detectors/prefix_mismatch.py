@@ -11,10 +11,10 @@ from torch import Tensor
 
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.ops.segments import as_bytes
-from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
+from slime_ext.tools.analysis.detectors.shared.ages import older_are_far, starts_near
 from slime_ext.tools.analysis.detectors.shared.along import explained_along
 from slime_ext.tools.analysis.detectors.shared.certainty import add_by_surprise, beyond_certainty
-from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
+from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.layers import layer_apart
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -63,8 +63,10 @@ DETECTOR = Detector(
     what="the trainer scores the start of a turn after another text than the engine sampled it after",
     asks="60 tokens at starts",
     title="""
-        The trainer scores the start of {{ "later turns" if is_later else "the responses" }} after
-        another text than the engine sampled it after.
+        {%- if or_else is defined %} The start of {{ "later turns" if is_later else "the responses" }} is
+        further off than what follows, but rollout 0 is much nearer. {%- else %} The trainer scores the start
+        of {{ "later turns" if is_later else "the responses" }} after another text than the engine sampled it
+        after. {%- endif %}
     """,
     evidence="""
         Mean |log-ratio| {{ near | nats }} over the first {{ tokens }} tokens, {{ far | nats }} {{ "in
@@ -94,6 +96,11 @@ AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3
 # Mean |l| at the start of a turn over that elsewhere; nats more; standard errors.
 TIMES, MATTERS, SURE = 3.0, 0.05, 6.0
 EQUALLY_CERTAIN = 1.7  # the same ratio among equally certain tokens
+UNTOLD = Untold(
+    "which weights sampled the start of the responses",
+    "record the weight version of each token (a sample that was begun before a push may have the version at "
+    "its end), or finish all responses before one push",
+)
 
 
 def look(d: Diagnosis) -> Figures | None:
@@ -129,7 +136,7 @@ def look(d: Diagnosis) -> Figures | None:
         explains = explained_by_tokens(d, later[0] + after[0], later[3] + after[3])
     else:
         explains = explained_along(d, grows=False)
-    return {
+    figures = {
         "near": near,
         "far": far,
         "after": further,
@@ -138,3 +145,5 @@ def look(d: Diagnosis) -> Figures | None:
         "as_sure": as_sure,
         "explains": explains,
     }
+    # Another text acts from rollout 0 on. Responses that were begun with old weights need a push.
+    return figures | {"or_else": ("stale_weights",), "untold": (UNTOLD,)} if starts_near(d) else figures

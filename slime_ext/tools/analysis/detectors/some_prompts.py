@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
-from slime_ext.tools.analysis.detectors.shared.kinds import Sizes, whole_prompts
+from slime_ext.tools.analysis.detectors.shared.kinds import AGREES, Prompts, Sizes, whole_prompts
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -44,6 +44,7 @@ DETECTOR = Detector(
         Check what the prompts have in common: a source, a length, a special token, an image, a tool.
     """,
 )
+CHANCE = 0.05  # that rollout 0 has none of the far prompts
 UNTOLD = Untold("which engine served each prompt", "record the engine of each sample in sample.metadata")
 
 
@@ -66,4 +67,16 @@ def look(d: Diagnosis) -> Figures | None:
     }
     if "engine" in samples.by_label():
         return figures
-    return figures | {"or_else": ("part_of_run", "prefix_mismatch"), "untold": (UNTOLD,)}
+    other = "stale_weights" if _begin_later(d, by_prompt) else "prefix_mismatch"
+    return figures | {"or_else": ("part_of_run", other), "untold": (UNTOLD,)}
+
+
+def _begin_later(d: Diagnosis, prompts: Prompts) -> bool:
+    """Returns whether no prompt of rollout 0 is far off, which is no chance.
+
+    Another text acts from rollout 0 on. Groups that were begun with old weights need a push.
+    """
+    first, each = d.rollouts[0], len(d.of(Sizes).groups)
+    every = prompts.near + prompts.far + prompts.mixed
+    by_chance = (1 - prompts.far / every) ** (every / each)
+    return first.rollout_id == 0 and first.k3 <= AGREES and by_chance <= CHANCE

@@ -169,6 +169,32 @@ def test_second_answers_that_are_appended_to_the_first_are_some_samples():
     assert finding.name == "some_samples"
 
 
+def begun_before(rollouts):
+    """The first third of all answers to half of the prompts comes from weights two rollouts ago."""
+    policy, tables, mixed_rollouts = Policy(moves=0.25), [], []
+    for number in range(rollouts):
+        tables.append(policy.table)
+        weights = policy.table, tables[-3:][0]
+        good, old = (sampled(policy, number, sampler=table, noise=1e-4) for table in weights)
+        at = (good.segments.ids < SAMPLES // 2) & (good.segments.within < LENGTH // 3)
+        names = ("behavior", "proximal", "tokens")
+        taken = {name: torch.where(at, getattr(old, name), getattr(good, name)) for name in names}
+        mixed_rollouts.append(replace(good, **taken))
+        policy.step()
+    return mixed_rollouts
+
+
+def test_responses_that_were_begun_before_a_push_may_have_the_version_at_their_end():
+    rollouts = begun_before(6)
+    found = findings(rollouts)
+    assert found["prefix_mismatch"].or_else == ("stale_weights",)
+    assert found["some_prompts"].or_else == ("part_of_run", "stale_weights")
+    assert not any(finding.severity == "error" for finding in found.values())
+    since_a_push = [replace(r, rollout_id=i) for i, r in enumerate(rollouts[2:])]
+    (finding,) = (f for f in findings(since_a_push).values() if f.severity == "error")
+    assert finding.name == "prefix_mismatch"
+
+
 def test_answers_after_a_cached_prefix_that_are_all_off_are_a_stale_prefix():
     """All but the first of four answers: the engine scores equal text after the prefix alike."""
     labels = {"cached": tuple(7 * (i % 4 > 0) for i in range(SAMPLES))}

@@ -60,12 +60,23 @@ def older_are_far(d: Diagnosis) -> Apart | None:
     return Apart(fresh, stale, stale_sums) if stale.k3 * by_chance >= CERTAIN * fresh.k3 else None
 
 
+def starts_near(d: Diagnosis) -> bool | None:
+    """Returns whether rollout 0, where both sides have the same weights, is much nearer than the run.
+
+    None if the dump lacks it.
+    """
+    first = d.rollouts[:1]
+    if not first or first[0].rollout_id != 0 or first[0].tokens < FEWEST:
+        return None
+    return first[0].absolute < ALIKE * (d.sums.mean_absolute or 0.0)
+
+
 def lag(d: Diagnosis) -> Lag:
     """Returns whether old weights cause the mean |l| of the run."""
     mean = d.sums.mean_absolute or 0.0
-    first = d.rollouts[:1]
-    if first and first[0].rollout_id == 0 and first[0].tokens >= FEWEST:
-        return Lag.RULED_OUT if first[0].absolute >= ALIKE * mean else Lag.EXPLAINS
+    is_later = starts_near(d)
+    if is_later is not None:
+        return Lag.EXPLAINS if is_later else Lag.RULED_OUT
     fresh, stale = map(VersionMeans.of, fresh_and_stale(d.versions))
     if stale.count > MOST * sum(s.tokens for s in d.rollouts):
         return Lag.EXPLAINS
