@@ -40,8 +40,8 @@ LONGER = Untold(
     "sample one rollout with a higher limit of length (if the far tokens stay, it is a position)",
 )
 ALONE = 8.0  # far tokens that are equally far off, or more that are not
-# Mean |l| of the last such token, and of the next, over the mean of all of them. After another prompt, first
-# tokens are far off as well, but less and less.
+# Mean |l| of the outermost two such tokens, and of the next, over the mean of all of them. After another
+# prompt, first tokens are far off as well, but less and less; a stretch in the middle leaves the first token.
 EDGE, GONE = 0.5, 0.25
 
 
@@ -223,6 +223,6 @@ def _places(table: Tensor, whole: Tensor, *, is_first: bool) -> int:
         return 0
     explained = torch.where(is_place, count * others / (count + others) * (near - rest).square(), -1)
     at = int(explained.argmax())
-    last, then = ((row[2] / row[0].clamp_min(1)) for row in table[at : at + 2])
-    is_sharp = last >= EDGE * near[at] and then <= GONE * near[at]
+    first, last, then = (table[[0, at, at + 1], 2] / table[[0, at, at + 1], 0].clamp_min(1)).tolist()
+    is_sharp = min(first, last) >= EDGE * near[at] and then <= GONE * near[at]
     return at + 1 if is_sharp or not is_first else 0

@@ -172,6 +172,21 @@ def test_the_number_of_far_tokens_at_one_end_is_estimated(count, is_end):
     assert finding.name == "shared_place" and place in finding.title
 
 
+@pytest.mark.parametrize("begin", [2, 6, 14])
+def test_a_stretch_that_begins_after_the_first_token_is_no_shared_place_and_no_window(begin):
+    """From the third sample of each eight on, some log-probs are those of the request before in the batch."""
+
+    def edit(r):
+        rows = r.behavior.view(SAMPLES, LENGTH).clone()
+        is_after = torch.arange(SAMPLES) % 8 > 2
+        rows[is_after, begin : begin + 10] = rows.roll(1, 0)[is_after, begin : begin + 10]
+        return {"behavior": rows.flatten()}
+
+    found = findings(edited(run(), edit))
+    assert found and not {"shared_place", "kv_precision", "position_drift"} & set(found)
+    assert not any(finding.severity == "error" for finding in found.values())
+
+
 def padded(values, lengths, of, generator):
     """Values that were cut from the end of rows, which are padded to the longest of ``of`` samples."""
     rows, cut = values.split(lengths), []
