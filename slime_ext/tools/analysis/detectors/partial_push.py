@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
+from slime_ext.tools.analysis.detectors.shared.began import began_by_distance
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Margin, need
+from slime_ext.tools.analysis.detectors.shared.kinds import side_by_side
 from slime_ext.tools.analysis.detectors.shared.push import (
     ARRIVES,
     advances,
@@ -13,6 +17,7 @@ from slime_ext.tools.analysis.detectors.shared.push import (
     with_versions,
 )
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.rollouts import RolloutSummary
 
 DETECTOR = Detector(
     severity="error",
@@ -62,6 +67,19 @@ def look(d: Diagnosis) -> Figures | None:
     grown, way = growth(rollouts) if advances(rollouts) else None, ways(rollouts)
     if grown is None or way is None or way[0] >= ARRIVES * way[1] or rather_than_rollouts(d):
         return None
+    if side_by_side(d) or _arrived_once(rollouts):
+        return None
     pushed, moved = way
     figures = {**grown.figures(), "way": way}
     return figures | {"margin": Margin(1 - pushed / moved, spread_of_ways(rollouts), 1 - ARRIVES)}
+
+
+def _arrived_once(rollouts: Sequence[RolloutSummary]) -> bool:
+    """Returns whether the sampler followed the trainer at first: their distance began to grow only later.
+
+    A part that never arrives is missing from the first push on that follows a step of the trainer.
+    """
+    began = began_by_distance(rollouts)
+    later = [s for s in rollouts if s.version > rollouts[0].version]
+    pushed = [s.rollout_id for s in later if s.moved is not None and s.moved > s.absolute]
+    return began is not None and bool(pushed) and began.first > pushed[0]
