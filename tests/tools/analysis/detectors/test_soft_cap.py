@@ -109,20 +109,33 @@ def test_a_temperature_of_some_prompts_is_no_soft_cap(scale, seed):
     assert named["temperature"].explains > 0.9
 
 
+def smoothed(rollouts, policy, weight):
+    """The trainer's log-probs are (1 - w) log p + w mean log p."""
+    means = policy.table.log_softmax(1).mean(1).float()
+
+    def edit(r):
+        is_first = r.segments.within == 0
+        mean = torch.where(is_first, r.proximal.mean() - 4, means[r.tokens.roll(1)])
+        return {"proximal": (1 - weight) * r.proximal + weight * mean}
+
+    return edited(rollouts, edit)
+
+
+def test_noise_of_bfloat16_hides_no_factor_that_is_known_well():
+    """Noise is as large as what the factor changes, which is 5% of the differences."""
+    policy = Policy(moves=0.0)
+    noisy = run(6, policy=policy, samples=128, noise=0.01)
+    assert bends.same_text_factor(diagnosed(noisy)) is None
+    factor = bends.same_text_factor(diagnosed(smoothed(noisy, policy, 0.05)))
+    assert factor == pytest.approx(0.95, abs=0.01)
+
+
 def test_smoothed_labels_scale_what_renormalising_leaves_alone():
     """After the same text, differences of (1 - w) log p + w mean log p are 1 - w times those of log p."""
     policy, weight = Policy(moves=0.0), 0.1
-    means = policy.table.log_softmax(1).mean(1).float()
-
-    def smoothed(r):
-        before = r.tokens.roll(1)
-        is_first = r.segments.within == 0
-        mean = torch.where(is_first, r.proximal.mean() - 4, means[before])
-        return {"proximal": (1 - weight) * r.proximal + weight * mean}
-
     rollouts = run(6, policy=policy, samples=128, noise=0.0)
     assert bends.same_text_factor(diagnosed(rollouts)) is None
-    planted = edited(rollouts, smoothed)
+    planted = smoothed(rollouts, policy, weight)
     assert bends.same_text_factor(diagnosed(planted)) == pytest.approx(1 - weight, abs=1e-3)
     (finding,) = findings(planted).values()
     assert finding.name == "truncated_sampling" and "scaled_log_probs" in finding.or_else

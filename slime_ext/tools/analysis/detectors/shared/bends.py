@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.contexts import LARGEST, Context, Contexts
+from slime_ext.tools.analysis.detectors.shared.twice import BFLOAT16
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 ROWS, FEWEST = 400, 24  # contexts that are fitted; tokens beyond two of each context
@@ -24,6 +25,7 @@ ROUNDS = 5  # of the robust fit
 EDGE = 0.999  # of the cap, beyond which no logit lies
 BENT, MATTERS = 0.4, 0.03  # residual of a soft cap over that of a temperature; least nats of the latter
 FACTORS = torch.logspace(-1, 1, 81).double()  # of some contexts' differences of log-probs, beside 1
+SURE = 6.0  # standard errors by which a factor is not 1
 NEAR_ONE = 0.05  # nats of a factor that is no other temperature
 SOME = 0.05  # least share of the contexts with each of two factors
 USUAL_BENT = 0.6  # the same in the usual context, of whose residual noise is a larger share
@@ -98,7 +100,8 @@ def bend(d: Diagnosis) -> Bend | None:
 def same_text_factor(d: Diagnosis) -> float | None:
     """Returns the trainer's differences of log-probs after the same text, over the sampler's.
 
-    None if they are alike, which a renormalised record leaves them, or if no factor makes them alike.
+    None if they are alike, which a renormalised record leaves them, or if no factor makes them alike. Where
+    two engines in bfloat16 would differ by as much as is left, the error of the factor decides.
     """
     rows = _contexts(d)
     sampler, trainer = _sides(rows)
@@ -109,7 +112,8 @@ def same_text_factor(d: Diagnosis) -> float | None:
     x, y = (_centred(values.nan_to_num(), known)[known] for values in (sampler, trainer))
     factor = _slope(x, y)
     before, left = (float((y - slope * x).square().sum() / free) ** 0.5 for slope in (1.0, factor))
-    return factor if before > MATTERS and left <= BENT * before else None
+    is_sure = left <= BFLOAT16 and abs(factor - 1) * float(x.square().sum()) ** 0.5 >= SURE * left
+    return factor if before > MATTERS and (left <= BENT * before or is_sure) else None
 
 
 def _contexts(d: Diagnosis) -> list[Context]:
