@@ -15,7 +15,7 @@ from benchmarks.faults.model import BF16, FP32, How, Weights
 from benchmarks.faults.reports import ADAPTER, MIXTURE, TURNS, base, between, unlabelled
 from benchmarks.faults.world import World, credit, log_probs_of, resampled, write
 
-SEEDS, UNSEEN_SEEDS = (200, 201, 202, 203, 204), tuple(range(258, 263))
+SEEDS, UNSEEN_SEEDS = (200, 201, 202, 203, 204), tuple(range(263, 268))
 LAG, WINDOWS = 20, 10  # rollouts behind; windows of each such run
 LAGGING, UNSEEN_LAGGING = tuple(range(300, 321)), (321, 322, 323)  # seeds of such runs
 NATIVE = How(dtype=BF16, native=True)
