@@ -111,8 +111,10 @@ def look(d: Diagnosis) -> Figures | None:
     every, others = len(d.rollouts), [s for s in d.rollouts if s.absolute]
     if tokens < EQUAL_TOKENS or (others and _equal_by_chance(others)):
         return _of_last_tokens(d.of(LastTokens))
-    # Two engines may be meant to be bitwise equal. With a lag, they are so only in rollout 0.
-    severity = "note" if len(equal) == every or equal == (0,) else "warning"
+    # Two engines may compute bitwise alike, at most tokens at least, from rollout 0 until weights differ.
+    until = [s for s in d.rollouts if s.rollout_id <= equal[-1]]
+    are_first = until[0].rollout_id == 0 and not any(s.median for s in until)
+    severity = "note" if len(equal) == every or are_first else "warning"
     return {"tokens": tokens, "equal": len(equal), "every": every, "rollouts": equal, "severity": severity}
 
 

@@ -22,7 +22,16 @@ from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.exchanged import Exchanged
 from slime_ext.tools.analysis.detectors.shared.parts import SURE, FarValue, Mean
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
-from tests.tools.analysis.detectors.toys import PROMPTS, Policy, diagnosed, edited, findings, run, sampled
+from tests.tools.analysis.detectors.toys import (
+    LENGTH,
+    PROMPTS,
+    Policy,
+    diagnosed,
+    edited,
+    findings,
+    run,
+    sampled,
+)
 
 
 def with_summaries(d, **columns):
@@ -229,10 +238,15 @@ def test_old_weights_are_a_note_while_every_number_is_healthy(
     assert stale_weights.look(d).get("severity") == severity
 
 
-@pytest.mark.parametrize(("which", "is_fault"), [(0, False), (2, True)])
-def test_engines_that_are_bitwise_alike_before_the_first_step_are_no_copy(which, is_fault):
+@pytest.mark.parametrize(
+    ("which", "is_fault"), [((0,), False), ((0, 1), False), ((2,), True), ((0, 2), True), ((1, 2), True)]
+)
+def test_engines_that_are_bitwise_alike_until_something_changes_are_no_copy(which, is_fault):
     def edit(r):
-        return {"proximal": r.behavior.clone() if r.rollout_id == which else r.proximal}
+        # In the first of two rollouts the last bits of some tokens differ.
+        is_odd = (r.rollout_id < which[-1]) & (r.segments.within == LENGTH - 1)
+        copy = torch.where(is_odd, r.behavior - 1e-6, r.behavior)
+        return {"proximal": copy if r.rollout_id in which else r.proximal}
 
     found = findings(edited(run(), edit))
     assert set(found) == {"equal_columns"} and found["equal_columns"].is_fault == is_fault
