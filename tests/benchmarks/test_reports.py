@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -358,15 +359,28 @@ def test_an_answer_is_appended_to_the_one_before(tmp_path):
     assert all(len(one["rollout_log_probs"]) == one["response_length"] for one in alone)
 
 
-@pytest.mark.parametrize("name", [*LATER_REPORTS, *THIRD_REPORTS])
-def test_a_later_report_is_planted(name, tmp_path):
-    report = outside.ALL_REPORTS[name]
+@pytest.fixture(scope="module")
+def last_healthy(tmp_path_factory):
+    """The healthy runs of a seed, and the samples of a family's third rollout: made once, for all reports."""
     runs = Runs(101, most_rollouts=3, base=base)
-    runs.plant(replace(base(101, report.family), reference=True), report.family, tmp_path / "healthy")
-    reports.write_report(report, runs, tmp_path / "planted")
+
+    @functools.cache
+    def samples(family):
+        folder = runs.plant(
+            replace(base(101, family), reference=True), family, tmp_path_factory.mktemp("healthy")
+        )
+        return torch.load(folder / "train_data/2.pt", weights_only=True)["samples"]
+
+    return runs, samples
+
+
+@pytest.mark.parametrize("name", [*LATER_REPORTS, *THIRD_REPORTS])
+def test_a_later_report_is_planted(name, tmp_path, last_healthy):
+    report, (runs, samples) = outside.ALL_REPORTS[name], last_healthy
+    reports.write_report(report, runs, tmp_path)
     healthy, planted = (
-        torch.load(tmp_path / side / "train_data/2.pt", weights_only=True)["samples"]
-        for side in ("healthy", "planted")
+        samples(report.family),
+        torch.load(tmp_path / "train_data/2.pt", weights_only=True)["samples"],
     )
     columns = {"rollout_log_probs", "log_probs", "loss_masks", "advantages", "ref_log_probs"}
     assert any(
