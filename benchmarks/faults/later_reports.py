@@ -264,7 +264,7 @@ LATER_REPORTS: dict[str, Report] = {
         "the engine of each sample in its metadata",
     ),
     "doubled_scales": Report(
-        "Each push converts FP8 weights to another format once more, and doubles their scales.",
+        "Each push converts FP8 weights that were converted before, which doubles their scales.",
         "ROCm/ATOM#2028",
         ("growing_mismatch", "damaged_weights", "another_policy"),
         world_of(holds=scales_doubled, reference=True),

@@ -56,7 +56,7 @@ def overwritten_buffer(world: World) -> Callable[[Run], Weights]:
 
 
 def expanded_twice(world: World) -> Callable[[Tensor], Tensor]:
-    """The first of the tokens that stand for an image is expanded to a block of them again."""
+    """The engine expands the first token of an image to a block of tokens, as was done before."""
     extra = int(between(world, "block", 4, 13))
 
     def expanded(prompts: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def of_neighbour(turns: Samples, run: Run) -> None:
 
 
 def one_more_kept(turns: Samples, run: Run) -> None:
-    """The kept sets that are handed out have one token more than those by which the engine renormalised."""
+    """The engine returns kept sets with one token more than the sets by which it renormalised."""
     for turn, table in zip(turns, engine_tables(run, turns, run.engine), strict=True):
         boundary = table.masked_fill(turn.kept, -torch.inf).argmax(-1)
         turn.kept = turn.kept.scatter(1, boundary[:, None], True)
@@ -151,8 +151,10 @@ def inverted(turns: Samples, run: Run) -> None:
 
 
 def chained(turns: Samples, run: Run) -> None:
-    """Two answers to a prompt are taken for two turns, because both go on from the same tokens: the second is
-    appended to the first, and another answer takes its place."""
+    """The agent's recorder takes two answers to a prompt for two turns, because both follow the same tokens.
+
+    It appends the second to the first, and another answer takes the place of the second.
+    """
     share = between(run.world, "chained", 0.3, 0.6)
     others = resampled(run, torch.stack([turn.prompt for turn in turns]))
     is_one = torch.rand(len(turns) // 2, generator=run.draws) < share
@@ -219,7 +221,7 @@ def filled_from_trainer(turns: Samples, run: Run) -> None:
 
 
 def each_alone(turns: Samples, run: Run) -> None:
-    """Each sample is a group of its own, so that nothing is subtracted from its reward."""
+    """Each group has one sample, so that nothing is subtracted from its reward."""
     for turn in turns:
         turn.advantage = told(turn)
 
@@ -439,7 +441,7 @@ THIRD_REPORTS: dict[str, Report] = {
         "the last 20 to 60% of 40 to 80% of the samples",
     ),
     "groups_of_one": Report(
-        "Each trajectory is a group of its own, so that its advantage is its reward.",
+        "Each group has one trajectory, so that its advantage is its reward.",
         "rllm-org/rllm#924",
         ("advantages",),
         world_of(credited=each_alone),

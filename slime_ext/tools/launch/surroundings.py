@@ -373,7 +373,7 @@ class Surroundings:
         return files
 
     def line_of(self, token: str, guess: Guess) -> str:
-        """Returns the line that a token stands for under a guess."""
+        """Returns the line of words that replaces a token under a guess."""
         words = (token, self.another, self.another)[: guess.words]
         return " ".join(words) + "\n" if words else ""
 
@@ -417,7 +417,7 @@ class Surroundings:
         end, tests = self.end_of(run), [line for line in run.lines if {*line.words[:1]} & {*TESTS}]
         if run.error or not (end or tests):
             return
-        # If nothing ends it, each test can be the one that passes over the launch: if [ "$RANK" = 0 ].
+        # Where no command ends the script, any test can skip the launch: if [ "$RANK" = 0 ].
         ends = [end] if end else []
         places = [(self.scripts.get(self.paths.get(line.file, line.file)), line.number) for line in tests]
         ends += [(script, number) for script, number in (places[-1:] if end else places) if script]

@@ -128,15 +128,15 @@ SAID = {
     "raw": (
         "nothing is subtracted from them",
         "advantages are the rewards, times one factor for all prompts",
-        "Check how samples are grouped. If each is a group of its own, there is no other reward to compare "
-        "it with (rllm-org/rllm#924): give the samples of a prompt one group_index.",
+        "Check how samples are grouped. In a group of one sample there is no other reward to compare with "
+        "(rllm-org/rllm#924). Give the samples of a prompt one group_index.",
     ),
     "level": (
         "one number is subtracted for all prompts, and it is no mean of them",
         "advantages fit the rewards minus a number that is neither the mean of the prompt nor that of all "
         "samples",
         "Print what is subtracted. A mean over tokens and pads counts the pads as rewards of 0 "
-        "(NovaSky-AI/SkyRL#1305): multiply by the mask before it is taken, and divide by the mask's sum.",
+        "(NovaSky-AI/SkyRL#1305). Multiply the rewards by the mask, and divide their sum by the mask's sum.",
     ),
     "partial": (
         "they are 0 at a part of the response tokens",

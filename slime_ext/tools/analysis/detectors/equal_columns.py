@@ -16,15 +16,16 @@ from slime_ext.tools.analysis.tables import count_true
 
 
 class LastTokens(Measure):
-    """Samples by how many of their last LAST tokens are equal on both sides, bit by bit, from the end on.
+    """Counts samples whose last tokens have the same log-probs on both sides, bit by bit.
 
-    Tokens of which the sampler is sure do not count, because both sides may round to the same number there.
+    Only the last LAST tokens are read. Tokens of which the sampler is sure do not count, because both sides
+    may round to the same number there.
 
     Args:
-        tails: samples whose last FEWEST tokens are equal, and which differ before.
+        tails: samples whose last FEWEST tokens or more are equal, while an earlier token differs.
         wholes: samples that are equal throughout.
         samples: those with FEWEST tokens that count.
-        equal, differing: tokens before the last one that differs.
+        equal, differing: tokens that come before the last differing token of their sample.
     """
 
     takes_joined: ClassVar[bool] = True

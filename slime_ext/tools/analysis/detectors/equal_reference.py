@@ -84,7 +84,7 @@ def look(d: Diagnosis) -> Figures | None:
 
 
 def _replaced(known: Sequence[Unmoved], first: Unmoved, are_flags_known: bool) -> Figures | None:
-    """Returns in which rollouts both are equal, of those after the first rollout in which they differ.
+    """Returns the rollouts in which both policies are equal again, after a rollout in which they differ.
 
     Two policies that have moved apart agree again only if one is put in the place of the other. Without the
     run's flags it may have been asked for.

@@ -49,7 +49,7 @@ def _about(rows: Tensor) -> Tensor:
 
 DETECTOR = Detector(
     severity="warning",
-    after=("tool_tokens",),  # because a wrong mask may leave nothing of a sample
+    after=("tool_tokens",),  # a wrong mask can hide whole samples
     explains=False,
     what="""
         samples are dropped by their length, reward, age or place in the data, which moves the mean

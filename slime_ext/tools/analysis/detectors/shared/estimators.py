@@ -279,7 +279,7 @@ def _of_level(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor)
     """Returns "raw", "batch" or "level" if one number is subtracted from the rewards of all prompts, else "".
 
     The mean advantage of a prompt follows its mean reward then. Only prompts with all their samples count,
-    because a mean over the samples that are left is not the one that was subtracted.
+    because the mean that was subtracted also has the samples that were left out.
     """
     sizes = torch.bincount(groups, there.double())
     whole = there & (sizes == sizes.max())[groups]
