@@ -63,7 +63,8 @@ DETECTOR = Detector(
         The run's estimator is {{ estimator }}.{% endif %}
     """,
     threshold="""
-        one token that is not finite; or in half of the rollouts the advantages have a correlation of
+        one token that is not finite; one advantage above ten times the range of the rewards and ten times the
+        root of the number of tokens; or in half of the rollouts the advantages have a correlation of
         0.98 with this explanation, and a lower one with the rewards minus the mean of their prompt; or those
         of each rank have mean 0 within 1e-4 and variance 1 within 1e-3
     """,
