@@ -219,7 +219,7 @@ def _compared(sandbox: Sandbox, reference: Guess, runs: list[Run]) -> tuple[dict
         values |= {f"${name}": (text,) for name, text in launch.environment.items()}
         if usual is None:
             usual = values
-        differing = (name for name in values.keys() | usual.keys() if values.get(name) != usual.get(name))
+        differing = (name for name in (usual | values) if values.get(name) != usual.get(name))
         unknown = dict.fromkeys(differing, why) | unknown
 
         # A flag in a gap can be a second one of a name, so the names before the gap are unknown.
@@ -240,8 +240,8 @@ def _launches(sandbox: Sandbox, reference: Guess, runs: list[Run]) -> Iterator[t
     yields None and ends.
     """
     tried: set[Guess] = set()
-    while left := [pair for pair in _guesses(sandbox.around, reference) if pair[0] not in tried]:
-        guess, why = left[0]
+    while left := next((pair for pair in _guesses(sandbox.around, reference) if pair[0] not in tried), None):
+        guess, why = left
         if len(tried) >= MOST_GUESSES:
             here = sandbox.around.named(sandbox.around.path)
             yield f"{here}: more depends on the machine than the {MOST_GUESSES} guesses that were tried", None

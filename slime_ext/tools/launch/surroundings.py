@@ -192,6 +192,7 @@ class Surroundings:
         self.text_of_script = "\n".join([self.files[path], request.text or "", *request.arguments])
         self.paths = {self.path: self.path}  # name in the trace -> path
         self.scripts: dict[str, Script] = {}  # path -> the script as bash reads it
+        self.reads_lines = False  # whether one of them reads what someone types
         self.placed: dict[str, str] = {}  # path -> content of everything else
         self.configs: set[str] = set()  # paths of --custom-config-path
         self.names: set[str] = set(OTHERS)  # names of commands that the sandbox answers
@@ -213,6 +214,8 @@ class Surroundings:
         self._places: dict[tuple[int, str], str] = {}  # what ``where`` has answered
         above = [PWD + "/.." * levels for levels in range(PARENTS, -1, -1)]
         self.folder = "".join(f"/{self.token(name)}" for name in above)
+        folders = [self.folder, *map(str, Path(self.folder).parents)][: PARENTS + 1]
+        self._above = {folder: PWD + "/.." * levels for levels, folder in enumerate(folders)}
         self.another, self.typed = self.token("", "", True), self.token("(what someone types)")
         self._add(self.path, self.files[path] if request.text is None else request.text)
 
@@ -266,9 +269,8 @@ class Surroundings:
 
     def _with_pwd(self, text: str) -> str:
         """Writes the folder in which the script begins, and those above it, as the script would."""
-        folders = [self.folder, *map(str, Path(self.folder).parents)][: PARENTS + 1]
-        for levels, folder in enumerate(folders):
-            text = text.replace(folder, PWD + "/.." * levels)
+        for folder, written in self._above.items():
+            text = text.replace(folder, written)
         return text
 
     def inside(self, path: str) -> str:
@@ -364,7 +366,8 @@ class Surroundings:
         }
         files = {f"{self.folder}/.here": ""} | self.placed | unread | dict.fromkeys(self.matches, "")
         files |= scripts
-        typed = self.line_of(self.typed, guess) * MOST_TYPED + END_OF_TYPED
+        lines = guess if self.reads_lines else Guess()  # or the run would be another one for nothing
+        typed = self.line_of(self.typed, lines) * MOST_TYPED + END_OF_TYPED
         files[TYPED] = "" if guess.asked == TYPED else typed
         if guess.asked in self.matches and guess.outcome:
             files[self.matches[guess.asked][0]] = ""
@@ -562,7 +565,8 @@ class Surroundings:
             self._add(path, text)
 
     def _add(self, path: str, text: str) -> None:
-        self.scripts[path] = Script(path, self._for_bashkit(path, text))
+        script = self.scripts[path] = Script(path, self._for_bashkit(path, text))
+        self.reads_lines |= READS.search(script.text) is not None
         words = re.split(r"[\s\"'$;|&()<>{}=`\\]+", COMMENT.sub("", text))
         names = {word for word in words if re.fullmatch(r"[A-Za-z_./][\w.+/-]*", word)}
         self.names |= names - BASH - {".."}
@@ -737,7 +741,7 @@ class Surroundings:
                 text = self.of_file(script.path, self.spelled((loop[0] if loop else "") + text))
                 why = unknown_here(self.place(script.path, script.number(begin)), " ".join(text.split()))
                 questions[script.key(begin)] = (len(question.outcomes), why)
-        if any(READS.search(script.text) for script in self.scripts.values()):
+        if self.reads_lines:
             questions[TYPED] = (1, unknown_here(self.named(self.path), "what someone types"))
         return questions | self.doubted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slime_ext.tools.launch import sandbox
 from slime_ext.tools.launch.launch import READ
 from slime_ext.tools.launch.read import read_script as read
 
@@ -176,6 +177,25 @@ def test_flags_that_rules_read_can_be_among_unknown_words_but_not_among_a_models
     assert launch.unknown.keys() == unknown
     assert launch.others and not launch.is_known("--of-no-rule") and not launch.lacks("--of-no-rule")
     assert launch.lacks("--eps-clip") == ("--eps-clip" not in unknown)
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("python3 train.py --a 1", 2),  # as usual, and with longer tokens
+        ("X=$(gpus)\npython3 train.py --a $X", 5),  # and if gpus fails, prints nothing, or prints three words
+        ("mkdir -p /data && cp a /data || A=(--full)\nread -r X\npython3 train.py ${A[@]} --x $X", 8),
+    ],
+)
+def test_a_run_that_would_get_the_same_answers_is_not_made_again(text, most, tmp_path, monkeypatch):
+    made, new = [], sandbox.Sandbox._new
+    monkeypatch.setattr(sandbox.Sandbox, "_new", lambda *args: made.append(1) or new(*args))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text(text)
+    launch, count = read(str(tmp_path / "run.sh")), len(made)
+    monkeypatch.setattr(sandbox, "_answers", lambda *_: object())  # each run is made
+    assert read(str(tmp_path / "run.sh")) == launch
+    assert count <= most < len(made) - count
 
 
 JOB = '#!/bin/bash\n#SBATCH -N 2\npython3 train.py --b 1 --x ${X:-2} "$@"\n'
