@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from slime_ext.core.prefix_steps import PREFIX_STEPS
 from slime_ext.core.scoped import FORMS, Scoped
 from slime_ext.core.state import Effect, State, Step, StepInputs, only_bounds
 from slime_ext.core.statistics import StatisticKey, tabulate
-from slime_ext.core.steps import STEPS, Normalize, Reweight, SecondMoment, Truncate
+from slime_ext.core.steps import STEPS, Clip, Normalize, Reject, Reweight, SecondMoment, Truncate, Veto
 from slime_ext.core.terms import TERMS
 from slime_ext.core.tokens import Unit
 from slime_ext.errors import ConfigError, expect
@@ -36,7 +37,10 @@ ONCE = (Normalize, SecondMoment)  # allowed once, because one of two undoes or i
 TABLES: tuple[Mapping[str, Any], ...] = (STEPS, PREFIX_STEPS, FORMS, SURROGATES, TERMS)
 NAMES = {cls: name for table in TABLES for name, cls in table.items()}
 
-SURE_CAP = 1e5
+SURE_CAP = 1e5  # of ratios
+# Statistic -> an upper bound far below its largest values on the batch.
+SURE_BOUNDS = {"k1": 5.0, "k2": 5.0, "k3": 5.0, "binary_kl": 1.0, "binary_kl_max": 1.0, "tv": 0.5}
+SURE_WHEN = ("always", "negative_advantage", "positive_advantage", "outward")
 FAR = 88.0  # nats, the largest log-ratio of a token: float32 holds bounds up to e^88.7
 SIZES = (1e-4, 1e-3, 0.01, 0.1, 0.5, 1.0, 3.0, 12.0, FAR)  # nats, log-ratios
 SURE = (1e-6, 0.05, 1.0, 5.0)  # nats, -log of a token's larger probability under the two policies
@@ -84,13 +88,28 @@ def check_steps(
 
 
 def _surely_act(steps: Sequence[Step]) -> bool:
-    """Whether each step is known to act without a run on the wild batch: weights, and a cap on them.
+    """Whether each step is known to act without a run on the wild batch, so that nobody waits for torch.
 
-    Because the batch has ratios up to e^FAR at every level, each cap far below that acts. A command then
-    reads the most common corrections without torch.
+    The batch has ratios up to e^FAR at every level, of both signs of the advantage, in both directions. So
+    weights differ, and a bound far within that acts, whatever the other steps reject.
     """
-    is_weighted = len(steps) <= 2 and all(type(step) is Reweight for step in steps[:1])
-    return is_weighted and all(type(step) is Truncate and step.high <= SURE_CAP for step in steps[1:])
+    is_weighted = any(type(step) is Reweight for step in steps[:1])
+    others = steps[is_weighted:]
+    bounds = [step for step in others if type(step) in (Truncate, Clip)]
+    return len(bounds) <= is_weighted and all(map(_surely_acts, others))
+
+
+def _surely_acts(step: Step) -> bool:
+    """Whether a bound is far within the values that the wild batch has."""
+    if type(step) is Truncate:
+        return step.high <= SURE_CAP
+    if type(step) is Clip:
+        return step.low < step.high <= SURE_CAP
+    if type(step) is Veto:
+        return (step.low or 0) >= 1 / SURE_CAP or (step.high or math.inf) <= SURE_CAP
+    if type(step) is Reject and step.when in SURE_WHEN and step.high is not None:
+        return step.high <= SURE_BOUNDS.get(step.statistic, SURE_CAP)
+    return False
 
 
 def _check_place(steps: Sequence[Step], i: int, here: str) -> None:

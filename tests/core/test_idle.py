@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from slime_ext.core.steps import (
     Reweight,
     SecondMoment,
     SignedClip,
+    Statistic,
     Truncate,
     Veto,
 )
@@ -417,15 +420,53 @@ def test_a_subclass_of_a_step_may_add_fields_and_keeps_the_checks_of_the_step():
         Floored("2")
 
 
-@pytest.mark.parametrize("level", ["token", "turn", "sequence", "geometric"])
-@pytest.mark.parametrize("high", [None, 1.0, 2.0, idle.SURE_CAP])
-def test_steps_that_surely_act_act_on_the_wild_batch(level, high):
-    steps = (Reweight(level), *([] if high is None else [Truncate(high)]))
+def acts(steps):
+    """Whether no step is refused when all are tried on the wild batch."""
     correction = Correction(steps=steps)
-    assert idle._surely_act(steps)
     with torch.no_grad():
-        idle._check_acts(steps, correction.units, correction.statistics)  # raises if one does not
-    assert not idle._surely_act((*steps, Veto(1e-4))) and not idle._surely_act(
-        (*steps, Truncate(), Truncate())
-    )
-    assert not idle._surely_act((Truncate(2.0),))
+        idle._check_acts(steps, correction.units, correction.statistics)  # raises if one is
+    return True
+
+
+FARTHEST = dict.fromkeys(typing.get_args(Statistic), idle.SURE_CAP) | idle.SURE_BOUNDS
+
+
+@pytest.mark.parametrize("level", ["token", "turn", "sequence", "geometric"])
+@pytest.mark.parametrize(
+    "bound", [None, Truncate(1.0), Truncate(idle.SURE_CAP), Clip(1, idle.SURE_CAP)], ids=str
+)
+def test_weights_and_bounds_that_surely_act_act_on_the_wild_batch(level, bound):
+    steps = (Reweight(level), *([] if bound is None else [bound]), Veto(high=5.0))
+    assert idle._surely_act(steps) and acts(steps)
+    assert bound is None or (not idle._surely_act((*steps, bound)) and not idle._surely_act((bound,)))
+
+
+@pytest.mark.parametrize("unit", ["token", "turn", "sequence"])
+@pytest.mark.parametrize("statistic", FARTHEST)
+def test_rejections_that_surely_act_act_on_the_wild_batch(unit, statistic):
+    """Within a unit of one token nothing is aggregated. A tighter bound rejects more."""
+    aggregates = ("mean",) if unit == "token" else ("sum", "mean", "max")
+    for aggregate, when in itertools.product(aggregates, idle.SURE_WHEN):
+        steps = (Reject(unit, statistic, aggregate, None, FARTHEST[statistic], when),)
+        assert idle._surely_act(steps) and acts(steps)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Reject(high=2 * idle.SURE_CAP),
+        Reject(high=2.0, when="outward_negative"),
+        Reject(statistic="tv", high=1.0),
+        Veto(low=0.5 / idle.SURE_CAP),
+        Clip(1.0, 1.0),
+        SecondMoment(0.04),
+    ],
+    ids=str,
+)
+def test_other_steps_are_tried(step):
+    assert not idle._surely_act((Reweight(), step))
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_each_step_of_a_preset_acts(name):
+    assert acts(presets.get(name).steps)

@@ -30,7 +30,7 @@ def answered(tmp_path, flags):
     [
         ("", "then       --use-tis"),
         (OURS, "measures; no correction"),
-        (f"{OURS} --use-tis --custom-tis-function-path slime_ext.tis.token_tis", "truncate(high 2)"),
+        (f"{OURS} --use-tis --custom-tis-function-path slime_ext.tis.seq_is_rs", "truncate(high 2)"),
     ],
 )
 def test_a_usual_launch_is_checked_without_torch(tmp_path, flags, said):
@@ -39,7 +39,5 @@ def test_a_usual_launch_is_checked_without_torch(tmp_path, flags, said):
 
 
 def test_torch_is_there_as_soon_as_steps_are_tried(tmp_path):
-    answer, last = answered(
-        tmp_path, f"{OURS} --use-tis --custom-tis-function-path slime_ext.tis.off_policy_is_function"
-    )
+    answer, last = answered(tmp_path, f"{OURS} --use-tis --custom-tis-function-path slime_ext.tis.topr")
     assert "steps" in answer and last == "0 True"
