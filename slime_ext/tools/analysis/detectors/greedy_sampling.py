@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
+from slime_ext.tools.analysis.detectors.shared.contexts import by_context, by_text, texts_of
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.filled import (
@@ -42,12 +42,10 @@ class Draws(Measure):
         probability = part.probability
         self.unsure += count_true(part.finite & is_below(probability, UNSURE))
         self.unlikely += count_true(part.finite & is_below(probability, UNLIKELY))
-        at, before, until = texts_of(part)
+        at = texts_of(part).at
         if not len(at):
             return
-        _, of_text, texts = before.unique(return_inverse=True, return_counts=True)
-        _, of_token, tokens = until.unique(return_inverse=True, return_counts=True)
-        beside, same = (texts[of_text] - 1).double(), (tokens[of_token] - 1).double()
+        beside, same = ((runs.sizes_of_tokens() - 1).double() for runs in (by_context(part), by_text(part)))
         is_shared = beside > 0
         self.shared += count_true(is_shared)
         self.equal += float((same[is_shared] / beside[is_shared]).sum())

@@ -68,7 +68,7 @@ class CachedTwice(Measure):
     sums: Tensor = field(default_factory=lambda: zeros(7))
 
     def add(self, part: DumpedRollout) -> None:
-        if part.size and part.tokens is not None and part.cached is not None:
+        if part.size and part.tokens is not None and any(part.cached or ()):
             self.sums += twice(part, torch.tensor(part.cached) > 0)
 
 
@@ -86,7 +86,7 @@ class CachedSizes(Measure):
     open: Tensor = field(default_factory=lambda: zeros(SIZES))
 
     def add(self, part: DumpedRollout) -> None:
-        if part.size and part.cached is not None:
+        if part.size and any(part.cached or ()):
             at = bins_of_samples(part)[torch.tensor(part.cached) > 0]
             self.open += torch.bincount(at, minlength=SIZES + 1)[:SIZES]
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import field
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import run_begins
 
 FEWEST, LARGEST, KEPT = 3, 6, 32  # tokens of a context that are needed and kept; contexts of a part
 PREFIX = 32  # first tokens of a response that are compared with other samples of its prompt
@@ -53,6 +55,55 @@ def texts_of(part: DumpedRollout) -> Texts:
     return Texts(at[known], (keys - mixed)[known], keys[known])
 
 
+class Runs(NamedTuple):
+    """Tokens in the order of a key, so that those with an equal key are next to each other.
+
+    Attributes:
+        at: place of each token in the part, [N]; those with an equal key are in order.
+        order: the places before, [N].
+        begins, sizes: first token and number of tokens of each key, in rising order of the keys.
+        run: number of each token's key, [N].
+    """
+
+    at: Tensor
+    order: Tensor
+    begins: Tensor
+    sizes: Tensor
+    run: Tensor
+
+    @classmethod
+    def of(cls, at: Tensor, keys: Tensor) -> Runs:
+        """Returns the tokens at some places [N] in the order of their keys [N]."""
+        keys, order = keys.sort(stable=True)
+        begins = run_begins(keys)
+        sizes = torch.from_numpy(numpy.diff(begins.numpy(), append=len(keys)))
+        return cls(at[order], order, begins, sizes, torch.repeat_interleave(sizes))
+
+    def sizes_of_tokens(self) -> Tensor:
+        """Returns how many tokens have the key of each token, in the order before, [N]."""
+        return torch.empty_like(self.order).index_copy_(0, self.order, self.sizes[self.run])
+
+    def log_probs(self, part: DumpedRollout) -> tuple[Tensor, Tensor]:
+        """Returns the log-probs of both sides, [2, N], sampler first, and their means by key, [2, keys]."""
+        both = torch.stack([part.behavior[self.at].double(), part.proximal[self.at].double()])
+        means = torch.zeros(2, len(self.begins), dtype=torch.float64).index_add_(1, self.run, both)
+        return both, means / self.sizes
+
+
+@once_per_part
+def by_context(part: DumpedRollout) -> Runs:
+    """Returns the tokens of ``texts_of`` by the text before them."""
+    texts = texts_of(part)
+    return Runs.of(texts.at, texts.before)
+
+
+@once_per_part
+def by_text(part: DumpedRollout) -> Runs:
+    """Returns the tokens of ``texts_of`` by the text up to and including them."""
+    texts = texts_of(part)
+    return Runs.of(texts.at, texts.until)
+
+
 # A context that is kept: log-probs of its tokens under the sampler, nats, then those under the trainer.
 Context = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -63,24 +114,18 @@ class Contexts(Measure):
     rows: list[Context] = field(default_factory=list)
 
     def add(self, part: DumpedRollout) -> None:
-        at, before, until = texts_of(part)
-        if not len(at):
+        _, before, until = texts_of(part)
+        if not len(until):
             return
-        first, index = _first_of_each(until)
-        counts = torch.bincount(index).double()
-        both = torch.stack([part.behavior[at].double(), part.proximal[at].double()])
-        means = torch.zeros(2, len(counts), dtype=torch.float64).index_add_(1, index, both) / counts
-        _, inverse, sizes = before[first].unique(return_inverse=True, return_counts=True)
-        for number in (sizes >= FEWEST).nonzero()[:KEPT, 0].tolist():
-            of_one = means[:, inverse == number]
+        texts = by_text(part)
+        contexts = Runs.of(texts.at[texts.begins], before[texts.order[texts.begins]])
+        shared = (contexts.sizes >= FEWEST).nonzero()[:KEPT, 0].tolist()
+        if not shared:
+            return
+        _, means = texts.log_probs(part)
+        for number in shared:
+            begin = int(contexts.begins[number])
+            of_one = means[:, contexts.order[begin : begin + int(contexts.sizes[number])]]
             likeliest = of_one[0].topk(min(LARGEST, of_one.shape[1])).indices
             sampler, trainer = of_one[:, likeliest].tolist()
             self.rows.append((tuple(sampler), tuple(trainer)))
-
-
-def _first_of_each(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the place of the first token with each key, and the number of each token's key."""
-    values, index = keys.unique(return_inverse=True)
-    places = torch.arange(len(keys))
-    first = torch.full((len(values),), len(keys)).scatter_reduce(0, index, places, "amin")
-    return first, index

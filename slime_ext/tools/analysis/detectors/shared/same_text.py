@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.clipped import clipped
-from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
+from slime_ext.tools.analysis.detectors.shared.contexts import by_context
 from slime_ext.tools.analysis.detectors.shared.explained import (
     Explained,
     explained_by_values,
@@ -24,7 +24,7 @@ from slime_ext.tools.analysis.detectors.shared.twice import BFLOAT16, Twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import run_begins, zeros
+from slime_ext.tools.analysis.tables import zeros
 
 FEWEST = 40  # tokens that share their context with a different token
 FLAT = 1e-3  # nats^2 per token, variance of log behavior within contexts
@@ -41,19 +41,16 @@ class SameText(Measure):
     sums: Tensor = field(default_factory=lambda: zeros(5))
 
     def add(self, part: DumpedRollout) -> None:
-        at, before, _ = texts_of(part)
+        contexts = by_context(part)
+        at, run, sizes = contexts.at, contexts.run, contexts.sizes
         if not len(at):
             return
-        order = before.argsort(stable=True)
-        at, before = at[order], before[order]
-        begins = run_begins(before)
-        sizes = begins.diff(append=begins.new_tensor([len(before)]))
-        run = torch.repeat_interleave(sizes)
-        _, log_ratio, _, _, near = (row[at] for row in clipped(part))
+        _, log_ratio, _, _, near = clipped(part)
+        log_ratio, near = log_ratio[at], near[at]
         both = torch.stack([log_ratio, part.behavior[at].double()])
-        means = torch.zeros(2, len(begins), dtype=torch.float64).index_add_(1, run, both) / sizes
+        means = torch.zeros(2, len(sizes), dtype=torch.float64).index_add_(1, run, both) / sizes
         apart = both - means[:, run]
-        spread = torch.zeros(len(begins), dtype=torch.float64).index_add_(0, run, apart[1].square())
+        spread = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, run, apart[1].square())
         is_known = spread[run] > SAME  # several tokens
         n, (l_apart, x_apart) = sizes[run][is_known].double(), apart[:, is_known]
         squares = torch.stack([l_apart.square(), l_apart * x_apart, x_apart.square()]) * n / (n - 1)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.detectors.shared.contexts import texts_of
+from slime_ext.tools.analysis.detectors.shared.contexts import Runs, by_text
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, Margin, need
 from slime_ext.tools.analysis.detectors.shared.explained import (
     BFLOAT16_K3,
@@ -24,7 +24,7 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.measures.rollouts import top_share
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import run_begins, zeros
+from slime_ext.tools.analysis.tables import any_true, zeros
 
 # Findings and groups that also make the log-probs of the same text differ.
 NAMED = (
@@ -71,22 +71,17 @@ def twice(part: DumpedRollout, samples: Tensor | None = None) -> Tensor:
     Args:
         samples: [S] bool, samples that are compared with each other; None: all.
     """
-    at, _, keys = texts_of(part)
+    texts = by_text(part)
     if samples is not None:
-        there = samples[part.segments.ids[at].long()]
-        at, keys = at[there], keys[there]
-    if not len(at):
+        there = samples[part.segments.ids[texts.at].long()]
+        texts = Runs.of(texts.at[there], texts.run[there])
+    size = texts.sizes[texts.run]
+    is_again = size > 1
+    if not any_true(is_again):
         return zeros(7)
-    order = keys.argsort(stable=True)
-    at, keys = at[order], keys[order]
-    begins = run_begins(keys)
-    sizes = begins.diff(append=begins.new_tensor([len(keys)]))
-    both = torch.stack([part.behavior[at].double(), part.proximal[at].double()])
-    run = torch.repeat_interleave(sizes)
-    means = torch.zeros(2, len(begins), dtype=torch.float64).index_add_(1, run, both) / sizes
-    apart = (both - means[:, run]).abs()
-    is_again = sizes[run] > 1
-    size, log_ratio = sizes[run].double(), part.log_ratio[at].double()
+    both, means = texts.log_probs(part)
+    apart = (both - means[:, texts.run]).abs()
+    size, log_ratio = size.double(), part.log_ratio[texts.at].double()
     squares = apart.square() * size / (size - 1).clamp_min(1)
     rows = torch.stack([torch.ones_like(size), *apart, log_ratio.abs(), *squares, log_ratio.square()], 1)
     return rows[is_again & (both.amin(0) < UNSURE)].sum(0)
