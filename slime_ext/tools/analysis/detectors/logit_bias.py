@@ -39,7 +39,8 @@ class Unsure(Measure):
     def add(self, part: DumpedRollout) -> None:
         if part.size and part.tokens is not None:
             is_unsure = part.finite & is_below(part.behavior, UNSURE)
-            self.ids += by_id(part)[1]
+            ids, sums = by_id(part)
+            self.ids.index_add_(0, ids, sums[1])
             self.sizes += torch.bincount(
                 size_bin(selection(part.columns[1], is_unsure)), minlength=SIZES
             ).double()
