@@ -32,7 +32,7 @@ from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated, relat
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import MOST_K3, DumpedRollout
-from slime_ext.tools.analysis.tables import zeros
+from slime_ext.tools.analysis.tables import run_begins, zeros
 
 MIXER = 0x1E3779B1  # an odd number with irregular bits, for hashes
 # Samples of a part, and tokens of each, that are compared with other places of their list; the shifts up to
@@ -134,8 +134,7 @@ class BorrowedEnds(Measure):
     def add(self, part: DumpedRollout) -> None:
         if part.size < 2 * ENDS or part.tokens is None:
             return
-        lengths = part.response_lengths
-        firsts = lengths.cumsum(0) - lengths
+        lengths, firsts = part.response_lengths, part.segments.bounds[:-1]
         long = lengths >= 2 * ENDS
         begun = _begun(part, firsts, lengths)
         for sample, count in begun.items():
@@ -149,9 +148,10 @@ class BorrowedEnds(Measure):
             at = (firsts + lengths - ENDS if is_end else firsts)[there]
             sizes = lengths[there]
             window = at[:, None] + torch.arange(ENDS)
-            is_far = (part.log_ratio.abs()[window].mean(1) > FAR) & part.finite[window].all(1)
-            self.far[int(is_end)] += len(at[is_far][:LOOKED])
-            for begin, count in _borrowed(part, at[is_far][:LOOKED], sizes[is_far][:LOOKED], is_end=is_end):
+            is_far = (part.log_ratio[window].abs().mean(1) > FAR) & part.finite[window].all(1)
+            far = is_far.nonzero()[:LOOKED, 0]
+            self.far[int(is_end)] += len(far)
+            for begin, count in _borrowed(part, at[far], sizes[far], is_end=is_end):
                 self._count(part, counter, begin, count)
 
     def _count(self, part: DumpedRollout, counter: Counter[int], begin: int, count: int) -> None:
@@ -168,17 +168,20 @@ def _begun(part: DumpedRollout, firsts: Tensor, lengths: Tensor) -> dict[int, in
     Args:
         firsts, lengths: [S] first token and number of tokens of each sample.
     """
-    window = firsts[lengths >= BEGIN, None] + torch.arange(BEGIN)
     samples = (lengths >= BEGIN).nonzero()[:, 0]
-    known = part.finite[window].all(1) if len(window) else torch.zeros(0, dtype=torch.bool)
+    window = firsts[samples, None] + torch.arange(BEGIN)
+    known = part.finite[window].all(1)
     samples, window = samples[known], window[known]
     if part.tokens is None or len(samples) < 2:
         return {}
-    bits = part.behavior.view(torch.int32).long()
+    bits = part.behavior.view(torch.int32)
     powers = MIXER ** torch.arange(1, BEGIN + 1)
     keys, order = (bits[window] * powers).sum(1).sort(stable=True)
+    begins = run_begins(keys)
+    if len(begins) == len(keys):  # none begins alike
+        return {}
     begun: dict[int, int] = {}
-    for rows in order.split(keys.unique_consecutive(return_counts=True)[1].tolist()):
+    for rows in order.tensor_split(begins[1:]):
         if len(rows) < 2:
             continue
         nearest = rows[part.columns[-1][window[rows]].sum(1).argmin()]

@@ -6,6 +6,7 @@ import math
 from dataclasses import field
 from typing import ClassVar
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -35,13 +36,12 @@ class PartsOfTurns(Measure):
     table: Tensor = field(default_factory=lambda: zeros(len(PARTS), SURPRISES, 4))
 
     def add(self, part: DumpedRollout) -> None:
-        begins = run_begins(part.segments.turn_ids)
-        ends = torch.cat([begins[1:], begins.new_tensor([part.size])])
-        is_rest = torch.ones(part.size, dtype=torch.bool)
-        for step in range(NEAR):
-            at = begins + step
-            is_rest[at[at < ends]] = False
-        places = 2 * as_bytes(is_above(part.turns, 0)) + as_bytes(is_rest)
+        begins = run_begins(part.segments.turn_ids).numpy()
+        starts = numpy.diff(begins, append=part.size).clip(max=NEAR)  # tokens of the start of each turn
+        is_rest = numpy.ones(part.size, dtype=numpy.uint8)
+        shifts = begins - (starts.cumsum() - starts)
+        is_rest[shifts.repeat(starts) + numpy.arange(starts.sum())] = 0
+        places = 2 * as_bytes(is_above(part.turns, 0)) + torch.from_numpy(is_rest)
         add_by_surprise(self.table, places, part)
 
 

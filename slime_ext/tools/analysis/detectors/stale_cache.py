@@ -12,8 +12,9 @@ from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained_by_tokens
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
+from slime_ext.tools.analysis.measures.versions import stretches
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import run_begins, run_sums, tabulated, zeros
+from slime_ext.tools.analysis.tables import tabulated, zeros
 
 
 class Switched(Measure):
@@ -29,18 +30,13 @@ class Switched(Measure):
     def add(self, part: DumpedRollout) -> None:
         if part.versions is None:
             return
-        begins = run_begins(part.versions, part.segments.ids)
-        count, *_, near = part.columns
-        sums = run_sums((count, near), begins)
-        is_known = (sums[0] > 0) & (part.versions[begins] >= 0)
-        begins, sums = begins[is_known], sums[:, is_known]
-        sample, version = part.segments.ids[begins].long(), part.versions[begins]
-        none = version.new_zeros(part.count)
+        begins, (count, *_, near), numbers, index = stretches(part)
+        sample, sums = part.segments.ids[begins].long(), torch.stack([count, near])
+        none = index.new_zeros(part.count)
         first, last = (
-            none.scatter_reduce(0, sample, version, of, include_self=False)[sample] for of in ("amin", "amax")
+            none.scatter_reduce(0, sample, index, of, include_self=False)[sample] for of in ("amin", "amax")
         )
-        numbers, index = version.unique(return_inverse=True)
-        kinds = ((version == last) & (first != last), first == last)
+        kinds = ((index == last) & (first != last), first == last)
         tables = torch.stack([tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
         for number, table in zip(numbers.tolist(), tables, strict=True):
             self.rollout[number] = self.rollout.get(number, 0) + table

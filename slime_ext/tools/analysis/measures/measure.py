@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import ClassVar, TypeVar
-from weakref import WeakKeyDictionary
 
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive
@@ -48,12 +47,13 @@ class Measure(Additive):
 
 def once_per_part(function: Callable[[DumpedRollout], R]) -> Callable[[DumpedRollout], R]:
     """Makes a function of a part keep its result, because several measures ask for it."""
-    results: WeakKeyDictionary[DumpedRollout, R] = WeakKeyDictionary()
+    name = f"{function.__module__}.{function.__qualname__}"
 
     def of_part(part: DumpedRollout) -> R:
-        if part not in results:
-            results[part] = function(part)
-        return results[part]
+        results = vars(part)  # as a cached property does, so a result lives as long as its part
+        if name not in results:
+            results[name] = function(part)
+        return results[name]
 
     of_part.__doc__ = function.__doc__
     return of_part

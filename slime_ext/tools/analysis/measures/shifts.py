@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.measures.measure import once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import are_equal, tabulated, zeros
+from slime_ext.tools.analysis.tables import run_begins
 
 SHIFTS = (-2, -1, 1, 2)
 # A shift explains a response if it leaves at most this share of the distance, by this many standard errors.
@@ -42,13 +42,16 @@ def shifted_sums(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
     is significantly below both others.
     """
     here, there = _ends(shift)
-    ids, finite, sizes = part.segments.ids, part.finite, part.columns[1]
-    both = finite[here] & finite[there] & are_equal(ids[here], ids[there])
-    distance = (part.compared(part.proximal)[here] - part.compared(part.behavior)[there]).abs()
-    rows = [torch.zeros(part.size, dtype=torch.float64) for _ in range(4)]
-    beyond = torch.from_numpy(numpy.flatnonzero(~both.numpy()))  # few, so setting them to 0 takes little time
-    for row, values in zip(rows, (torch.ones(()), distance, sizes[here], sizes[there]), strict=True):
-        row[here].copy_(values).index_fill_(0, beyond, 0)
+    ids, finite, sizes = (x.numpy() for x in (part.segments.ids, part.finite, part.columns[1]))
+    both = finite[here] & finite[there] & (ids[here] == ids[there])
+    proximal, behavior = (part.compared(side).numpy() for side in (part.proximal, part.behavior))
+    table = numpy.zeros((4, part.size))
+    beyond = numpy.flatnonzero(~both)  # few, so setting them to 0 takes little time
+    distance = numpy.abs(proximal[here] - behavior[there])
+    for row, values in zip(table, (1.0, distance, sizes[here], sizes[there]), strict=True):
+        row[here] = values
+        row[here][beyond] = 0
+    rows = torch.from_numpy(table).unbind()
     sums = part.sums(rows)
     is_explained = (sums[1] < CLOSER * sums[2:]).all(0)
     if is_explained.any():
@@ -121,30 +124,37 @@ def _moved(part: DumpedRollout, shift: int) -> int:
     From some token on, the trainer's log-probs fit those ``shift`` tokens away significantly better. Before
     it, in the same sample, they fit without a shift.
     """
-    count, turns = int(part.segments.turn_ids[-1]) + 1, part.segments.turn_ids
     here, there = _ends(shift)
-    both = part.finite[here] & part.finite[there] & (turns[here] == turns[there])
-    in_place = part.log_ratio.double().abs()[here][both]
-    shifted = (part.proximal[here][both].double() - part.behavior[there][both]).abs()
-    turn, sample = turns[here][both], part.segments.ids[here][both].long()
-    if not len(in_place):
+    turns, finite = part.segments.turn_ids.numpy(), part.finite.numpy()
+    at = numpy.flatnonzero(finite[here] & finite[there] & (turns[here] == turns[there]))
+    if not len(at):
         return 0
+    turn = turns[here][at]
+    in_place = numpy.abs(part.log_ratio.numpy()[here][at].astype(float))
+    shifted = numpy.abs(part.proximal.numpy()[here][at].astype(float) - part.behavior.numpy()[there][at])
     gain = in_place - shifted
-    before = gain.cumsum(0) - gain  # over all earlier tokens
-    lowest = torch.full((count,), torch.inf, dtype=torch.float64).scatter_reduce(0, turn, before, "amin")
-    at = torch.arange(len(gain))
-    is_best = before <= lowest[turn]
-    place = torch.full((count,), len(gain)).scatter_reduce(0, turn[is_best], at[is_best], "amin")
-    is_late = at >= place[turn]
-    columns = torch.stack([torch.ones_like(in_place), in_place, shifted, gain.square()])
-    n, distance, closer, square = tabulated(turn[is_late], columns[:, is_late], count).unbind(1)
-    is_shifted = (
-        (n >= LATER) & (closer < LATER_CLOSER * distance) & (distance - closer >= LATER_SURE * square.sqrt())
-    )
-    first = torch.full((part.count,), count).scatter_reduce(0, sample, turn.long(), "amin")
-    of_first = columns * (turn == first[sample])  # because later turns may be shifted as well
-    sums = torch.cat([zeros(4, 1), of_first.cumsum(1)], 1)
-    begin = torch.full((part.count,), len(gain)).scatter_reduce(0, sample, at, "amin")
-    of_turn = torch.zeros(count, dtype=torch.int64).scatter(0, turn, sample)
-    earlier = sums[:, place.clamp(max=len(gain))] - sums[:, begin[of_turn]]
+    before = gain.cumsum() - gain  # over all earlier tokens
+    begins = run_begins(torch.from_numpy(turn)).numpy()
+    ends = numpy.append(begins[1:], len(at))
+    lowest = numpy.minimum.reduceat(before, begins)
+    best = numpy.flatnonzero(before <= lowest.repeat(ends - begins))
+    place = best[best.searchsorted(begins)]  # where the later part begins, the first of equally good ones
+    long = numpy.flatnonzero(ends - place >= LATER)
+    if not len(long):
+        return 0
+    rows = numpy.stack([numpy.ones_like(gain), in_place, shifted, gain * gain])
+    sums = numpy.concatenate([numpy.zeros((4, 1)), rows.cumsum(1)], 1)
+    _, distance, closer, square = _between(rows, place[long], ends[long])
+    is_shifted = (closer < LATER_CLOSER * distance) & (distance - closer >= LATER_SURE * numpy.sqrt(square))
+    # Only the sample's first turn says whether it fits without a shift, because later turns may be shifted.
+    sample = part.segments.ids.numpy()[here][at[begins]]
+    first = sample.searchsorted(sample[long])
+    earlier = sums[:, numpy.minimum(place[long], ends[first])] - sums[:, begins[first]]
     return int((is_shifted & (earlier[0] >= EARLIER) & (earlier[1] < EARLIER_CLOSER * earlier[2])).sum())
+
+
+def _between(rows: numpy.ndarray, begins: numpy.ndarray, ends: numpy.ndarray) -> numpy.ndarray:
+    """Returns the sums of K rows over stretches, [K, stretches], none of which is empty."""
+    edges = numpy.stack([begins, ends], 1).ravel()
+    inside = edges[:-1] if ends[-1] == rows.shape[1] else edges
+    return numpy.add.reduceat(rows, inside, 1)[:, ::2]

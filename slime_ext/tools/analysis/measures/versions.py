@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.document import Curve, Numbers, Point
+from slime_ext.tools.analysis.measures.measure import once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import run_begins, run_sums, tabulated
 
@@ -65,17 +66,41 @@ class VersionMeans(NamedTuple):
         return self.error / self.k3 if self.k3 else 0.0
 
 
+class Stretches(NamedTuple):
+    """Stretches of tokens that one version of the weights sampled in a sample, if the version is known.
+
+    Attributes:
+        begins: the first token of each, [N].
+        sums: number of tokens, sum l, sum |l| and sum k3 of each, [4, N].
+        numbers: the versions in rising order.
+        index: which of them each stretch is of, [N].
+    """
+
+    begins: Tensor
+    sums: Tensor
+    numbers: Tensor
+    index: Tensor
+
+
+@once_per_part
+def stretches(part: DumpedRollout) -> Stretches:
+    """Returns the stretches of a part that have a token with both log-probs."""
+    begins = run_begins(part.versions, part.segments.ids)
+    count, absolute, _, log_ratio, _, near = part.columns
+    sums, versions = run_sums((count, log_ratio, absolute, near), begins), part.versions[begins]
+    is_known = (sums[0] > 0) & (versions >= 0)
+    if not is_known.all():
+        begins, sums, versions = begins[is_known], sums[:, is_known], versions[is_known]
+    numbers, index = versions.unique(return_inverse=True)
+    return Stretches(begins, sums, numbers, index)
+
+
 def by_version(part: DumpedRollout) -> dict[int, Tensor]:
     """Returns the sums over the tokens of each version, [7].
 
     They are count, sum l, sum |l|, sum k3, and the last three fields of ``VersionSums``.
     """
-    begins = run_begins(part.versions, part.segments.ids)
-    count, absolute, _, log_ratio, _, near = part.columns
-    sums = run_sums((count, log_ratio, absolute, near), begins)
-    is_known = (sums[0] > 0) & (part.versions[begins] >= 0)
-    sums, version = sums[:, is_known], part.versions[begins[is_known]]
-    numbers, index = version.unique(return_inverse=True)
+    _, sums, numbers, index = stretches(part)
     n, *_, k3 = sums
     sums = torch.cat([sums, torch.stack([k3 * k3, k3 * n, n * n])])
     table = tabulated(index, sums, len(numbers))

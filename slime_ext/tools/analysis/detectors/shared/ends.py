@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import ClassVar
 
+import numpy
 from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.clipped import COLUMNS, clipped
@@ -41,7 +42,8 @@ def _place(part: DumpedRollout) -> Tensor:
     """Returns the row of each token in the two tables, [T]."""
     cut = integers([status == "truncated" for status in part.statuses or [""] * part.count])
     place = part.segments.expand(cut * ENDS + ENDS - 1)
-    for step in range(ENDS - 1):
-        is_there = part.response_lengths > step
-        place[part.segments.bounds[1:][is_there] - 1 - step] = cut[is_there] * ENDS + step
+    lengths, ends = part.response_lengths.numpy().clip(max=ENDS - 1), part.segments.bounds[1:].numpy()
+    firsts = (ends - lengths).repeat(lengths)  # of the last tokens of each response
+    at = firsts + numpy.arange(len(firsts)) - (lengths.cumsum() - lengths).repeat(lengths)
+    place.numpy()[at] -= ENDS - (ends.repeat(lengths) - at)
     return place

@@ -92,12 +92,15 @@ class Padded(Measure):
         if not is_far:
             return
         lengths = rollout.response_lengths
+        by_batch: dict[bytes, Tensor] = {}  # because several sizes may be that of the whole rollout
         for size, batch in _batches(rollout):
             longest = torch.zeros(int(batch.max()) + 1, dtype=torch.int64)
             longest = longest.scatter_reduce(0, batch, lengths, "amax")
-            early = rollout.segments.expand(longest[batch] - lengths)
-            for side in range(len(SIDES)):
-                self.sums[side, size] += _put_back(rollout, early, is_sampler=side == 1)
+            early = longest[batch] - lengths
+            key = early.numpy().tobytes()
+            if key not in by_batch:
+                by_batch[key] = _put_back(rollout, rollout.segments.expand(early))
+            self.sums[:, size] += by_batch[key]
 
 
 def _batches(rollout: DumpedRollout) -> Iterator[tuple[int, Tensor]]:
@@ -111,12 +114,11 @@ def _batches(rollout: DumpedRollout) -> Iterator[tuple[int, Tensor]]:
             yield index, torch.zeros(rollout.count, dtype=torch.int64)
 
 
-def _put_back(rollout: DumpedRollout, early: Tensor, *, is_sampler: bool) -> Tensor:
-    """Returns the sums of ``PutBack``, [7].
+def _put_back(rollout: DumpedRollout, early: Tensor) -> Tensor:
+    """Returns the sums of ``PutBack`` by the side that was cut, [2, 7].
 
     Args:
         early: [T] how many places too early the log-probs of a side lie.
-        is_sampler: whether they are the sampler's.
     """
     lengths = rollout.segments.expand(rollout.response_lengths)
     at = ((early > 0) & (rollout.segments.within + early < lengths)).nonzero()[:, 0]
@@ -124,9 +126,10 @@ def _put_back(rollout: DumpedRollout, early: Tensor, *, is_sampler: bool) -> Ten
     usable = rollout.finite[at] & rollout.finite[source]
     at, source = at[usable], source[usable]
     behavior, proximal = rollout.behavior.double(), rollout.proximal.double()
-    there = proximal[source] - behavior[at] if is_sampler else proximal[at] - behavior[source]
+    put_back = proximal[at] - behavior[source], proximal[source] - behavior[at]
     count, *_, near = rollout.columns[:, at].sum(1)
     short, *_, far = rollout.columns[:, early > 0].sum(1)
-    in_place, apart = (x.abs().clamp(max=MOST).sum() for x in (rollout.log_ratio[at].double(), there))
-    after = k3(there).clamp(max=MOST_K3).sum()
-    return torch.stack([count, in_place, apart, near, after, short, far])
+    in_place, *apart = (x.abs().clamp(max=MOST).sum() for x in (rollout.log_ratio[at].double(), *put_back))
+    after = (k3(x).clamp(max=MOST_K3).sum() for x in put_back)
+    rows = [(count, in_place, a, near, b, short, far) for a, b in zip(apart, after, strict=True)]
+    return torch.stack([torch.stack(row) for row in rows])
