@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -65,6 +65,17 @@ class LogBins:
             [T] int32, from 0 to size - 1.
         """
         return (values.float().view(torch.int32) >> (MANTISSA - self.digits)).add_(self.size // 2)
+
+    def places(self, keys: Any) -> Any:
+        """Returns the bin of each key, [N], a tensor or an array as ``keys`` is.
+
+        >>> bins = LogBins(low=-1, high=2, digits=1)
+        >>> bins.places(bins.keys(torch.tensor([-0.5, 0.1, 3.0, 9.0]))).tolist()
+        [6, 7, 13, 14]
+        """
+        half = self.size // 2
+        distance = (keys % half - ((BIAS + self.low) << self.digits) + 1).clip(0, self.side + 1)
+        return self.side + 1 + (2 * (keys >= half) - 1) * distance
 
     def ordered(self, counts: Tensor) -> Tensor:
         """Turns counts by key into counts by bin: [size] -> [count].

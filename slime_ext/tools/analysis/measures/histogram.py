@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from slime_ext.ops.histogram import LogBins
 BINS = LogBins(low=-40, high=64, digits=8)  # each at most 0.4% of its value wide
 ZERO = BINS.side + 1  # the bin around 0
 LOWER_ENDS = BINS.lower_ends(torch.arange(ZERO + 1))  # by distance from it, because every rollout reads them
+MOST_PIECES = 8  # joining them takes as long as adding one to all bins, and each may hold many
 BARS = LogBins(digits=3)  # of the distribution on the page
 
 
@@ -20,12 +23,15 @@ BARS = LogBins(digits=3)  # of the distribution on the page
 class Histogram:
     """Counts of numbers by bin. Histograms of several processes add up.
 
+    A rollout has values in a few hundred of the 131,072 bins, so only these are kept.
+
     Args:
-        counts: [BINS.size] by key; empty before the first value, because it takes 1 MB.
+        pieces: keys of bins and number of values in each, [N] int64, for each call of ``add``, until
+            they are joined.
         smallest, largest: the extremes, exact.
     """
 
-    counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    pieces: list[tuple[numpy.ndarray, numpy.ndarray]] = field(default_factory=list)
     smallest: float = float("inf")
     largest: float = float("-inf")
 
@@ -33,26 +39,49 @@ class Histogram:
         """Counts values [N], none of which is NaN."""
         if not values.numel():
             return
-        if not len(self.counts):
-            self.counts = torch.zeros(BINS.size, dtype=torch.int64)
         low, high = values.aminmax()
         self.smallest, self.largest = min(self.smallest, float(low)), max(self.largest, float(high))
         if low == high:  # such as the weights of a correction that only rejects
-            self.counts[int(BINS.keys(low))] += values.numel()
+            self._append(numpy.array([int(BINS.keys(low))]), numpy.array([values.numel()]))
             return
         keys = BINS.keys(values)
         first, last = (int(key) for key in keys.aminmax())
-        # Values that are close to each other have few of the 131,072 keys.
-        self.counts[first : last + 1] += torch.bincount(keys.sub_(first), minlength=last + 1 - first)
+        # Values that are close to each other have few of the keys.
+        counts = torch.bincount(keys.sub_(first), minlength=last + 1 - first).numpy()
+        there = numpy.flatnonzero(counts != 0)  # of flags, in a fifth of the time
+        self._append(there + first, counts[there])
 
     def merge(self, other: Histogram) -> None:
         """Adds the counts of other values."""
-        if not len(self.counts):
-            self.counts = other.counts.clone()
-        elif len(other.counts):
-            self.counts += other.counts
+        for piece in other.pieces:
+            self._append(*piece)
         self.smallest = min(self.smallest, other.smallest)
         self.largest = max(self.largest, other.largest)
+
+    def _append(self, keys: numpy.ndarray, counts: numpy.ndarray) -> None:
+        self.pieces.append((keys, counts))
+        if len(self.pieces) > MOST_PIECES:
+            self.pieces = [self._joined()]
+
+    def _joined(self) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Returns the keys with a value, in rising order, and the number of values of each."""
+        if len(self.pieces) == 1:
+            return self.pieces[0]
+        counts = self.counts.numpy()
+        keys = numpy.flatnonzero(counts != 0)
+        return keys, counts[keys]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Joins the pieces of a histogram that goes to another process."""
+        return vars(self) | {"pieces": [self._joined()] if self.pieces else []}
+
+    @property
+    def counts(self) -> Tensor:
+        """The number of values by key, [BINS.size]."""
+        counts = numpy.zeros(BINS.size, dtype=numpy.int64)
+        for keys, more in self.pieces:
+            counts[keys] += more
+        return torch.from_numpy(counts)
 
     def quantiles(self, *shares: float) -> list[float]:
         """Returns, for each share, the smallest value with at least that share at or below it.
@@ -60,10 +89,13 @@ class Histogram:
         It is rounded towards 0 by at most 0.4% (1 and 2 stay exact), and never outside the extremes. The
         histogram needs at least one value.
         """
-        below = BINS.ordered(self.counts).cumsum(0)
+        keys, counts = self._joined()
+        places = BINS.places(keys)
+        order = places.argsort(kind="stable")
+        below = counts[order].cumsum()
         total = int(below[-1])
-        ranks = torch.tensor([math.ceil(min(max(q * total, 1), total)) for q in shares])
-        edges = map(BINS.edges, torch.searchsorted(below, ranks).tolist())
+        ranks = [math.ceil(min(max(q * total, 1), total)) for q in shares]
+        edges = map(BINS.edges, places[order[below.searchsorted(ranks)]].tolist())
         return [min(max(min(max(0.0, low), high), self.smallest), self.largest) for low, high in edges]
 
     def sizes(self) -> tuple[Tensor, Tensor]:
@@ -71,11 +103,10 @@ class Histogram:
 
         Both are [bins with a value] float64.
         """
-        ordered = BINS.ordered(self.counts)
-        counts = ordered[ZERO:].clone()
-        counts[1:] += ordered[:ZERO].flip(0)
-        held = counts.nonzero()[:, 0]
-        return counts[held].double(), LOWER_ENDS[held]
+        keys, counts = self._joined()
+        by_distance = numpy.bincount(numpy.abs(BINS.places(keys) - ZERO), counts)
+        held = torch.from_numpy(numpy.flatnonzero(by_distance != 0))
+        return torch.from_numpy(by_distance)[held], LOWER_ENDS[held]
 
     def tail(self, share: float) -> tuple[float, float, int]:
         """Returns the lowest threshold that at most ``share`` of the values are above, for values >= 0.
@@ -95,7 +126,7 @@ class Histogram:
 
         The ends are within the extremes.
         """
-        if not len(self.counts):
+        if not self.pieces:
             return []
         joined = self.counts.view(BARS.size, -1).sum(1)
         counts = BARS.ordered(joined).tolist()
