@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 VARIABLE = "SLIME_EXT_FORK_SERVER"  # names the address at which the run's server listens
+TRACKER = "SLIME_EXT_RESOURCE_TRACKER"  # names the file into which the run's processes report what they share
 SCRIPTS = ("setup_worker.py", "default_worker.py")  # programs of Ray's workers
 PRELOADED = "slime_ext_cpu.preloaded"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
@@ -33,10 +34,15 @@ def start(preload: str = PRELOADED) -> None:
     send_environment()
     forkserver.ensure_running()
     os.environ[VARIABLE] = forkserver._forkserver._forkserver_address
+    os.environ[TRACKER] = f"/proc/{os.getpid()}/fd/{resource_tracker.getfd()}"
 
 
 def join(address: str) -> None:
-    """Makes this process ask the server at `address` for forks."""
+    """Makes this process ask the server at `address` for forks.
+
+    It reports to the server's resource tracker. A tracker for each worker is one more interpreter.
+    """
+    resource_tracker._resource_tracker._fd = os.open(os.environ[TRACKER], os.O_WRONLY)
     server = forkserver._forkserver
     server._forkserver_address = address
     server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)

@@ -58,7 +58,11 @@ def _run_wheel(settings: SimpleNamespace, flags: list[str]) -> None:
 def start_ray(gpus: int) -> None:
     """Starts Ray on the loopback address. Ray only counts the GPUs; none has to exist."""
     import ray
+    from ray._private.node import Node
 
+    # Ray would also start its web server and the monitor of its autoscaler, which import for 1.3 s. Nothing
+    # asks them in a run on one machine.
+    Node.start_api_server = Node.start_monitor = lambda node, **options: None
     options = {"num_cpus": 16, "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}
     for attempt in range(RAY_STARTS):
         try:

@@ -28,9 +28,13 @@ ALGORITHM = """
 
 
 def write(folder: Path, seed: int) -> Path:
-    """Writes a run's prompts and model below its folder, and returns the model's folder."""
-    shutil.copytree(of_package(TINY), folder, dirs_exist_ok=True)
-    write_weights(folder / "model", seed)
+    """Writes a run's prompts and model below its folder, and returns the model's folder.
+
+    A run that is resumed has them, and to make the weights again would import transformers for 2 s.
+    """
+    if not (folder / "model/model.safetensors").exists():
+        shutil.copytree(of_package(TINY), folder, dirs_exist_ok=True)
+        write_weights(folder / "model", seed)
     return folder / "model"
 
 

@@ -22,7 +22,7 @@ import os, sys
 from slime_ext_cpu import fork_server
 from slime_ext_cpu.processes import MARK
 fork_server.start("preloaded_here")
-print(os.environ[fork_server.VARIABLE], flush=True)
+print(os.environ[fork_server.VARIABLE], os.environ[fork_server.TRACKER], flush=True)
 sys.stdin.read()
 """
 # What the server imports, and changes as `preloaded.py` does.
@@ -40,13 +40,13 @@ spawn.prepare = prepare_with_environment
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """Where a server listens that has imported `decimal`."""
+    """Where a server listens that has imported `decimal`, and the file of its resource tracker."""
     folder = tmp_path_factory.mktemp("server")
     (folder / "preloaded_here.py").write_text(PRELOADED)
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", SERVER], env=env, **pipes)
-    yield process.stdout.readline().strip()
+    yield process.stdout.readline().split()
     process.stdin.close()
     process.wait()
 
@@ -58,7 +58,8 @@ def start(address, tmp_path, code, *words):
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT)]),
         "SLIME_EXT_WITHOUT_CUDA": "1",
-        fork_server.VARIABLE: address,
+        fork_server.VARIABLE: address[0],
+        fork_server.TRACKER: address[1],
         "OF_THE_WORKER": "yes",
     }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
@@ -136,7 +137,7 @@ def test_an_interpreter_whose_fork_is_killed_is_killed_too(address, tmp_path):
 
 def test_other_programs_and_a_server_that_has_ended_run_as_they_are(address, tmp_path):
     code = "import sys\nprint('decimal' in sys.modules)\n"
-    out, _ = start(f"{address}-none", tmp_path, code).communicate(timeout=60)
+    out, _ = start([f"{address[0]}-none", address[1]], tmp_path, code).communicate(timeout=60)
     assert out == "False\n"
     for words in (["python", "train.py"], ["python", "-c", "print()"], ["python", "-m", "ray"], ["python"]):
         assert fork_server.program_of(words) == []

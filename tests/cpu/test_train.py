@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from argparse import Namespace
@@ -18,10 +16,12 @@ import yaml
 
 from slime_ext import host
 from slime_ext.errors import ConfigError
+from slime_ext.tools.commands import cli
 from slime_ext.tools.launch.launch import WrittenFlag
 from slime_ext_cpu import driver, progress, train
 from slime_ext_cpu.processes import MARK
 from slime_ext_cpu.rehearsal import preflight
+from tests.ranks import GROUP, server
 
 ROOT = Path(__file__).parents[2]
 
@@ -376,37 +376,53 @@ def test_what_to_type_next_is_a_program_that_the_shell_finds(monkeypatch, tmp_pa
     assert train._program() == "slime-ext"
 
 
+# Rollouts of 32 samples, two optimizer steps each.
+SMALL = (
+    "--save-interval 1 --rollout-batch-size 4 --n-samples-per-prompt 8 --num-steps-per-rollout 2 "
+    "--micro-batch-size 16"
+).split()
+
+
+def in_a_fork(words, environment, screen):
+    """Runs `slime-ext` in a process that need not import torch and transformers."""
+    os.environ.clear()
+    os.environ.update(environment)
+    with screen.open("w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    sys.exit(cli.main(words))
+
+
 @pytest.mark.slow
 @pytest.mark.host
-@pytest.mark.xdist_group("train")
-def test_letters_on_the_real_host_cut_after_a_checkpoint_and_gone_on_with(tmp_path):
+@pytest.mark.xdist_group(GROUP)
+def test_letters_on_the_real_host_cut_after_a_checkpoint_and_gone_on_with(tmp_path, monkeypatch, capfd):
     """Behind a proxy where nobody answers, with a device of CUDA, in a path with a space.
 
     SIGTERM ends every process and says how to go on; the run then ends with a row per rollout.
     """
-    out, command = tmp_path / "a run ü", [sys.executable, "-m", "slime_ext", "train"]
-    flags = "--save-interval 1 --rollout-batch-size 8 --micro-batch-size 32".split()
-    words = [*command, *"--task letters --rollouts 3 --out".split(), str(out), "--", *flags]
-    environment = os.environ | DURESS | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    ) as first:
-        deadline, seen, marked = time.monotonic() + 400, set(), set()
-        while not (out / train.CHECKPOINT / train.LATEST).exists() and time.monotonic() < deadline:
-            assert first.poll() is None, first.stdout.read()
+    for name, value in (DURESS | {"PYTHONPATH": str(ROOT)}).items():
+        monkeypatch.setenv(name, value)
+    out, screen = tmp_path / "a run ü", tmp_path / "screen"
+    words = ["train", *"--task letters --rollouts 3 --out".split(), str(out), "--", *SMALL]
+    first = server().Process(target=in_a_fork, args=(words, dict(os.environ), screen))
+    first.start()
+    deadline, looked, seen, marked = time.monotonic() + 400, 0.0, set(), set()
+    while not (out / train.CHECKPOINT / train.LATEST).exists() and time.monotonic() < deadline:
+        assert first.is_alive(), screen.read_text()
+        if time.monotonic() > looked + 1:
             seen, marked = seen | listening(out), marked | marks(out)
-            time.sleep(1)
-        shared = [path for mark in marked for path in Path("/dev/shm").glob(f"*{mark}*")]
-        first.send_signal(signal.SIGTERM)
-        said = first.communicate(timeout=60)[0]
+            looked = time.monotonic()
+        time.sleep(0.05)
+    shared = [path for mark in marked for path in Path("/dev/shm").glob(f"*{mark}*")]
+    first.terminate()
+    first.join(60)
+    said = screen.read_text()
     assert said.splitlines()[-1].endswith(f"slime-ext train --load {out}"), said
     assert "0100007F" in seen <= LOOPBACK and not of_run(out)
     assert any(path.name.startswith("sem.") for path in shared) and not any(path.exists() for path in shared)
-    done = subprocess.run(
-        [*command, "--load", str(out)], capture_output=True, text=True, env=environment, timeout=400
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"slime-ext analyze {out / train.DUMP}\n" in done.stdout
+    assert train.main(["--load", str(out)]) == 0
+    assert f"slime-ext analyze {out / train.DUMP}\n" in capfd.readouterr().out
     rows = progress.read(out)
     assert [row["rollout"] for row in rows] == [-1, 0, 1, 2]
     assert 0 < rows[-1]["train/off_policy/k3_kl"] < 1e-3  # the pushes arrived

@@ -200,8 +200,7 @@ def run(name: str, fault: Fault, host: str, out: Path) -> dict[str, Any]:
 def started(fault: Fault, host: str, task: Path, folder: Path, more: tuple[str, ...]) -> dict[str, Any]:
     """Runs the host with a fault; its status, its last line, the rollouts that it trained on, seconds."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not (task / "model/model.safetensors").exists():
-        letters.write(task, seed=0)
+    letters.write(task, seed=0)
     config = folder / "config.yaml"
     config.write_text(json.dumps(fault.config))  # which YAML can read
     flags = tiny_host.flags(task, PROMPTS, PER_ROLLOUT // PROMPTS, ROLLOUTS, steps=1)
