@@ -49,6 +49,8 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asks for it with tensor parallelism
     "PYTHONUNBUFFERED": "1",
+    # The tracker removes what killed processes leave. Its warning would be the last line of the log.
+    "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",
     "WANDB_MODE": "disabled",
     "SLIME_HOST_IP": "127.0.0.1",  # by default the hosts listen on the machine's public address
     "MILES_HOST_IP": "127.0.0.1",

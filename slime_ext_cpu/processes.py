@@ -20,7 +20,7 @@ from pathlib import Path
 MARK = "SLIME_EXT_ENGINE"
 SHARED = Path("/dev/shm")
 LONGEST_S, TIDYING_S = 30.0, 5.0
-TIDIES = ("resource_tracker", "torch_shm_manager")  # words in the command lines of processes that tidy up
+TIDIES = ("resource_tracker import main", "torch_shm_manager")  # in the command lines of those that tidy up
 
 
 @contextlib.contextmanager
