@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from benchmarks.faults.world import truncated
+from benchmarks.faults.world import draw, truncated
 from slime_ext.tools.analysis.records import DumpedRollout
 
 VOCABULARY, WIDTH, EXPERTS = 96, 32, 8
@@ -69,7 +69,7 @@ class Arithmetic:
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype).float()
+    return x if dtype == x.dtype else x.to(dtype).float()
 
 
 def int_weights(bits: int):
@@ -83,18 +83,32 @@ def int_weights(bits: int):
     return change
 
 
-def forward(weights: Weights, how: Arithmetic, token: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-    """One position: logits [B, V] and the cache after it."""
-    seen = weights.embedding[token]
-    cache = rounded(how.stays * cache + torch.tanh(seen @ weights.write), how.cache)
-    hidden = rounded(torch.tanh(seen + how.reads * cache @ weights.read), how.activations)
+def written(weights: Weights) -> Tensor:
+    """What each token adds to the cache, [V, D]."""
+    return torch.tanh(weights.embedding @ weights.write)
+
+
+def seen_after(how: Arithmetic, addition: Tensor, cache: Tensor) -> Tensor:
+    """The cache [B, D] after one more token of each row."""
+    return rounded(how.stays * cache + addition, how.cache)
+
+
+def logits_of(weights: Weights, how: Arithmetic, token: Tensor, cache: Tensor) -> Tensor:
+    """Logits [.., B, V] after the tokens [.., B], which are in the caches [.., B, D]."""
+    hidden = torch.tanh(weights.embedding[token] + times(how.reads * cache, weights.read))
+    hidden = rounded(hidden, how.activations)
     if weights.router is not None:
-        chosen = rounded(hidden, how.router) @ rounded(weights.router, how.router)
+        chosen = times(rounded(hidden, how.router), rounded(weights.router, how.router))
         best = rounded(chosen, how.router).argmax(-1)
-        hidden = hidden + torch.einsum("bd,bde->be", hidden, weights.experts[best])
+        hidden = hidden + torch.einsum("...d,...de->...e", hidden, weights.experts[best])
         hidden = rounded(torch.tanh(hidden), how.activations)
-    gain = 1 + how.confidence * hidden[:, :1].relu()  # some contexts are certain, some are not
-    return rounded(hidden @ weights.head, how.activations) * gain, cache
+    gain = 1 + how.confidence * hidden[..., :1].relu()  # some contexts are certain, some are not
+    return rounded(times(hidden, weights.head), how.activations) * gain
+
+
+def times(x: Tensor, w: Tensor) -> Tensor:
+    """x @ w. Several positions [L, B, D] at once give the same bits as each alone."""
+    return x @ w if x.dim() == 2 else x @ w.expand(*x.shape[:-2], *w.shape)
 
 
 @dataclass(frozen=True)
@@ -124,17 +138,19 @@ def sample(
     positions of ``tools`` the tokens come from elsewhere and 0 is recorded."""
     current = weights.map(int_weights(engine.quantise)) if engine.quantise else weights
     cache, token, tokens, log_probs = torch.zeros(len(prompts), WIDTH), prompts, [], []
+    additions = written(current)
     for at in range(length):
         if later is not None and at == switch:
-            current = later
+            current, additions = later, written(later)
             if engine.rewrite_cache:
                 cache = refill(later, engine.how, prompts, tokens)
-        logits, cache = forward(current, engine.how, token, cache)
+        cache = seen_after(engine.how, additions[token], cache)
+        logits = logits_of(current, engine.how, token, cache)
         drawn = truncated(logits / engine.temperature, engine.top_p, engine.top_k).log_softmax(-1)
         recorded = drawn
         if engine.recorded_temperature is not None:
             recorded = (logits / engine.recorded_temperature).log_softmax(-1)
-        token = torch.multinomial(drawn.exp(), 1, generator=generator)[:, 0]
+        token = draw(drawn.exp(), generator)[:, 0]
         log_prob = recorded.gather(1, token[:, None])[:, 0]
         if at in tools:
             token = torch.randint(len(weights.embedding), token.shape, generator=generator)
@@ -146,9 +162,9 @@ def sample(
 
 def refill(weights: Weights, how: Arithmetic, prompts: Tensor, tokens: list[Tensor]) -> Tensor:
     """The cache that these weights would have written."""
-    cache = torch.zeros(len(prompts), WIDTH)
+    cache, additions = torch.zeros(len(prompts), WIDTH), written(weights)
     for token in [prompts, *tokens][: len(tokens)]:
-        _, cache = forward(weights, how, token, cache)
+        cache = seen_after(how, additions[token], cache)
     return cache
 
 
@@ -156,14 +172,14 @@ def score(
     weights: Weights, prompts: Tensor, tokens: Tensor, how: Arithmetic, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies [B, L] of the trainer."""
-    cache, token, log_probs, entropies = torch.zeros(len(prompts), WIDTH), prompts, [], []
-    for at in range(tokens.shape[1]):
-        logits, cache = forward(weights, how, token, cache)
-        table = (logits / temperature).log_softmax(-1)
-        token = tokens[:, at]
-        log_probs.append(table.gather(1, token[:, None])[:, 0])
-        entropies.append(-(table.exp() * table).sum(-1))
-    return torch.stack(log_probs, 1), torch.stack(entropies, 1)
+    cache, caches = torch.zeros(len(prompts), WIDTH), []
+    before = torch.cat([prompts[:, None], tokens[:, :-1]], 1).T
+    for addition in written(weights)[before]:
+        cache = seen_after(how, addition, cache)
+        caches.append(cache)
+    table = (logits_of(weights, how, before, torch.stack(caches)) / temperature).log_softmax(-1)
+    log_probs = table.gather(-1, tokens.T[..., None])[..., 0]
+    return log_probs.T, -(table.exp() * table).sum(-1).T
 
 
 @dataclass(frozen=True)
