@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import torch
 
-from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.records import DumpedRollout, form_of, join
 
 
 def rollout(seed=0, samples=12, rollout_id=0, noise=0.5, **changes):
@@ -26,3 +28,8 @@ def rollout(seed=0, samples=12, rollout_id=0, noise=0.5, **changes):
         "advantages": torch.randn(samples, generator=g).repeat_interleave(torch.tensor(lengths)),
     }
     return DumpedRollout(**fields | changes)
+
+
+def joined(rollouts):
+    """Rollouts of one form as ``analyze`` reads them if they are small: in one pass."""
+    return [join(list(part)) for _, part in groupby(rollouts, form_of)]

@@ -13,6 +13,7 @@ from slime_ext.tools.analysis.detectors import unexplained
 from slime_ext.tools.analysis.findings import DETECTORS, examine, measures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.sums import Sums
+from tests.tools.analysis.rollouts import joined
 from tests.tools.analysis.rollouts import rollout as random_rollout
 from tests.tools.analysis.synthetic import (
     BF16,
@@ -166,7 +167,7 @@ HEALTHY = [
 
 def diagnosed(rollouts):
     diagnosis = Diagnosis(measures=measures(None))
-    for rollout in rollouts:
+    for rollout in joined(rollouts):
         diagnosis.add(rollout)
     return diagnosis
 

@@ -10,9 +10,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from benchmarks.faults.world import draw
 from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.records import DumpedRollout
+from tests.tools.analysis.rollouts import joined
 
 VOCABULARY, PROMPTS, LENGTH = 60, 8, 48
 # Logits [S, V] and a generator -> tokens [S, 1] and the recorded log-probs [S].
@@ -41,7 +43,7 @@ class Policy:
 
 def _drawn(logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     log_probs = logits.log_softmax(1)
-    drawn = torch.multinomial(log_probs.exp(), 1, generator=generator)
+    drawn = draw(log_probs.exp(), generator)
     return drawn, log_probs.gather(1, drawn)[:, 0]
 
 
@@ -132,7 +134,7 @@ def edited(rollouts: list[DumpedRollout], edit: Callable[[DumpedRollout], dict])
 def diagnosed(rollouts: list[DumpedRollout], **flags) -> Diagnosis:
     """What is measured of rollouts."""
     diagnosis = Diagnosis(flags=flags, measures=measures(None))
-    for rollout in rollouts:
+    for rollout in joined(rollouts):
         diagnosis.add(rollout)
     return diagnosis
 
