@@ -387,6 +387,9 @@ class Surroundings:
     def learn(self, run: Run) -> None:
         """Adds what a run missed, and what it asked the machine."""
         answered = {command.words for command in run.commands if program_of(command.words) is None}
+        for path, (_, why) in self.matches.items():
+            if name_of(path) in run.trace:  # else it is no pattern but a part of a word: [0]*1+[1]*46
+                self.doubted.setdefault(path, (2, why))
         for line in run.lines:
             self._read(line)
             self._match(line, is_answered=tuple(line.words) in answered)
@@ -492,7 +495,7 @@ class Surroundings:
             self.doubted.setdefault(path, (1, unknown_here(self.place_of(line), text)))
 
     def _match(self, line: Line, *, is_answered: bool) -> None:
-        """Adds a file for each glob pattern, and asks how many there are if the script uses their names."""
+        """Adds a file for each glob pattern. Whether there are others is asked once bash has found this one."""
         if line.text.startswith(("[[", "((")):
             return
         for pattern in GLOB.findall(line.text):
@@ -503,9 +506,11 @@ class Surroundings:
             another = name.replace(star, star * 2) if star in name else name.replace(BEGIN, END)
             path, other = at(line.folder, name), at(line.folder, another)
             why = unknown_here(self.place_of(line), f"which files match {self.quoted(pattern)}")
-            if path not in self.matches and path not in self.scripts:
-                self.matches[path] = other, why
-            self.doubted.setdefault(path, (2, why))
+            if path not in self.scripts:
+                self.matches.setdefault(path, (other, why))
+            # bash's trace shows what it puts in the place of a pattern, but not in F=(x/*.pt).
+            if path in self.scripts or pattern in line.text.partition("=(")[2].rstrip(")").split():
+                self.doubted.setdefault(path, (2, why))
 
     def _test(self, path: str) -> None:
         """Adds a path that a script tests and may see."""
