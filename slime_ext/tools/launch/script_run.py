@@ -210,10 +210,14 @@ def _compared(sandbox: Sandbox, reference: Guess, runs: list[Run]) -> tuple[dict
     around, unknown = sandbox.around, dict[str, str]()
     usual: dict[str, tuple[str, ...]] | None = None
     of_anything, of_model = list[str](), list[str]()  # why flags of any kind, or of a model, can be there
+    seen = list[tuple[Sequence[str], Mapping[str, str]]]()
     for why, launch in _launches(sandbox, reference, runs):
         if launch is None:
             of_anything.append(why)
             break
+        if (what := (launch.words, launch.environment)) in seen:
+            continue
+        seen.append(what)
         flags, gaps = written(launch.words, around, around.where)
         values = {flag.name: flag.values for flag in flags}
         values |= {f"${name}": (text,) for name, text in launch.environment.items()}

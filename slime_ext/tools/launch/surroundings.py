@@ -236,8 +236,9 @@ class Surroundings:
 
     def meant(self, word: str) -> list[Unknown]:
         """Returns the meanings of a word that consists of tokens. Any other word has none."""
-        known = list(self.tokens)
-        numbers = [int(number) for number in TOKEN.findall(word)] if TOKENS.fullmatch(word) else []
+        if not TOKENS.fullmatch(word):
+            return []
+        known, numbers = list(self.tokens), map(int, TOKEN.findall(word))
         return [known[number] for number in numbers if number < len(known)]
 
     @property
@@ -495,7 +496,7 @@ class Surroundings:
             self.doubted.setdefault(path, (1, unknown_here(self.place_of(line), text)))
 
     def _match(self, line: Line, *, is_answered: bool) -> None:
-        """Adds a file for each glob pattern. Whether there are others is asked once bash has found this one."""
+        """Adds a file for each glob pattern. If bash finds it, ``learn`` asks whether there are others."""
         if line.text.startswith(("[[", "((")):
             return
         for pattern in GLOB.findall(line.text):
