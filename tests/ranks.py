@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 import traceback
@@ -17,32 +18,39 @@ import torch
 GROUP = "miles-wheel"  # of xdist: one worker has the server of all ranks, and the tests of that host
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 120.0) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 120.0,
+    before: Callable[[], Any] | None = None,
+) -> list[Any]:
     """``[function(*args) on rank 0, on rank 1, …]``, in an initialised gloo group, one thread per rank.
 
     Args:
         function: importable by name (module level).
         args: picklable.
         timeout: seconds for all ranks together; they are killed after it.
+        before: called once, in the process that is then forked into the ranks; for what they all import.
 
     Raises:
         AssertionError: a rank raised, died or did not end in time, with that rank's traceback.
     """
-    context = server()
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [
-            context.Process(target=_rank, args=(function, rank, world_size, folder, args))
-            for rank in range(world_size)
-        ]
-        for process in ranks:
-            process.start()
+        ranks = server().Process(target=_fork, args=(function, world_size, folder, args, before))
+        ranks.start()
         try:
-            _wait(ranks, Path(folder), timeout)
+            ranks.join(timeout)
+            errors = _errors(Path(folder))
+            if ranks.is_alive():
+                raise AssertionError(f"ranks still running after {timeout} s: {errors or 'no error so far'}")
+            if ranks.exitcode:
+                raise AssertionError(errors or f"exit code {ranks.exitcode}")
             return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
         finally:
-            for process in ranks:
-                process.kill()
-                process.join()
+            if ranks.is_alive():
+                os.killpg(ranks.pid, signal.SIGKILL)
+                ranks.join()
 
 
 def server() -> multiprocessing.context.ForkServerContext:
@@ -64,6 +72,26 @@ def each(function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list
     return out
 
 
+def _fork(
+    function: Callable[..., Any],
+    world_size: int,
+    folder: str,
+    args: tuple[Any, ...],
+    before: Callable[[], Any] | None,
+) -> None:
+    """Forks the ranks from this process, which has imported the function's module, and waits for them."""
+    os.setpgid(0, 0)
+    if before:
+        before()
+    for rank in range(world_size):
+        if os.fork() == 0:
+            _rank(function, rank, world_size, folder, args)
+    for _ in range(world_size):
+        if os.wait()[1]:
+            time.sleep(0.5)  # the first failure makes others fail: let them write why
+            os.killpg(0, signal.SIGKILL)
+
+
 def _rank(
     function: Callable[..., Any], rank: int, world_size: int, folder: str, args: tuple[Any, ...]
 ) -> None:
@@ -80,21 +108,6 @@ def _rank(
         (Path(folder) / f"{rank}.error").write_text(traceback.format_exc())
         os._exit(1)
     os._exit(0)  # gloo threads may hang in the interpreter's shutdown
-
-
-def _wait(ranks: list[Any], folder: Path, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while any(process.is_alive() for process in ranks):
-        if any(process.exitcode for process in ranks):
-            time.sleep(0.5)  # the first failure makes others fail: let them write why
-            break
-        if time.monotonic() > deadline:
-            raise AssertionError(
-                f"ranks still running after {timeout} s: {_errors(folder) or 'no error so far'}"
-            )
-        time.sleep(0.01)
-    if any(process.exitcode for process in ranks):
-        raise AssertionError(_errors(folder) or f"exit codes {[process.exitcode for process in ranks]}")
 
 
 def _errors(folder: Path) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -29,7 +30,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slime_ext.host import step_metrics, train_step, wrapping
-from slime_ext.host.configured import setup_for
 from slime_ext.hosts import contract
 from slime_ext.hosts.code import LOSS, TARGET
 from slime_ext.hosts.contract import INIT_FLAG
@@ -142,7 +142,8 @@ def measure(
     torch._dynamo.config.disable = True
     tp, cp, pp, _, vpp = jobs[0][0].shape
     mpu.initialize_model_parallel(tp, pp, vpp if vpp > 1 else None, context_parallel_size=cp)
-    host = HOSTS[name](folder)
+    host = loaded(name, folder)
+    host.join()
     with contextlib.redirect_stdout(io.StringIO()):  # one line per case from host.init
         found = [[_measured(host, layout, case) for case in cases] for layout, cases in jobs]
     return found if dist.get_rank() == 0 else None
@@ -201,7 +202,8 @@ def _step(args: Namespace, host: Any, mine: list[Sample], parts: list[list[Sampl
         "data_iterator": iterators,
         "num_microbatches": len(parts),
     }
-    opened = train_step._opened(call, setup_for(args).hook_correction, train_step.Reporter(args))
+    reporter = train_step.Reporter(args)
+    opened = train_step._opened(call, reporter.setup.hook_correction, reporter)
     assert [iterator.offset for iterator in iterators] == [0] * chunks
     return step_metrics.under_way(opened)
 
@@ -322,6 +324,10 @@ class Slime:
         sys.modules[step.__name__] = step
         assert Path(self.module.__file__).resolve().is_relative_to(tree.folder), self.module.__file__
 
+    @classmethod
+    def join(cls) -> None:
+        """Tells the host of Megatron's groups, which this one asks itself."""
+
     def loss(self, args: Namespace, batch: Any, count: int, logits: Tensor) -> Any:
         """What loss_function returns, whose parameters differ from release to release."""
         values = (args, batch, count)
@@ -399,10 +405,6 @@ class Miles(Slime):
 
     name = "miles"
 
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder)
-        self.join()
-
     @classmethod
     def join(cls) -> None:
         """Tells miles of Megatron's groups, as its actor does."""
@@ -427,3 +429,9 @@ class Miles(Slime):
 
 
 HOSTS = {"slime": Slime, "miles": Miles}
+
+
+@functools.cache
+def loaded(name: str, folder: str) -> Slime:
+    """A host's modules in this process; of all ranks if called before they are forked."""
+    return HOSTS[name](folder)

@@ -9,6 +9,7 @@ that has a line in FOLDER/rows.jsonl is not run again.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import re
 import tempfile
@@ -20,7 +21,7 @@ from benchmarks.lines import complete, read
 from slime_ext.hosts.code import LOSS, TARGET
 from slime_ext.tools.convert import read as read_block
 from tests.downstream.checkouts import Checkout, apply_patch, checkouts, copied, patch_of
-from tests.downstream.host_loss import Case, Layout, measure
+from tests.downstream.host_loss import Case, Layout, loaded, measure
 from tests.downstream.host_step import two_steps
 from tests.ranks import run_ranks
 from tests.tools.convert.oracle_slime_mis import EXAMPLE as MIS
@@ -162,8 +163,9 @@ def run_all(checkout: Checkout, jobs: Mapping[str, Job]) -> dict[str, list[dict[
         shapes.setdefault(layout.shape, []).append(key)
     found: dict[str, list[dict[str, Any]]] = {}
     for keys in shapes.values():
-        given = (checkout.name, str(checkout.folder), [jobs[key] for key in keys])
-        answers = run_ranks(measure, jobs[keys[0]][0].ranks, *given, timeout=TIMEOUT_S)
+        which, given = (checkout.name, str(checkout.folder)), [jobs[key] for key in keys]
+        load = functools.partial(loaded, *which)
+        answers = run_ranks(measure, jobs[keys[0]][0].ranks, *which, given, timeout=TIMEOUT_S, before=load)
         found |= zip(keys, next(answer for answer in answers if answer), strict=True)
     return found
 

@@ -8,6 +8,7 @@ Bounds: the hosts compute in float32; losses are sums of about 40 terms of size 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 from argparse import Namespace
@@ -21,7 +22,7 @@ from slime_ext import host as slime_host
 from slime_ext.host import heads
 from slime_ext.host.heads import HEADS
 from tests import oracle
-from tests.downstream.host_loss import DEFAULTS, HOSTS, VOCAB, Layout, _as_one, _step, samples
+from tests.downstream.host_loss import DEFAULTS, VOCAB, Layout, _as_one, _step, loaded, samples
 from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.slow]
@@ -177,7 +178,8 @@ def through_the_host(name, folder, layout, cases):
 
     torch._dynamo.config.disable = True
     mpu.initialize_model_parallel(layout.tp, 1, context_parallel_size=layout.cp)
-    host, found = HOSTS[name](folder), []
+    host, found = loaded(name, folder), []
+    host.join()
     for key, case in cases.items():
         HEADS.value[0] = {i: recorded(s, case) for i, s in enumerate(samples())}
         centered = case.correction | {"center": {"top_k": case.top_k or 5}}
@@ -252,10 +254,10 @@ def _apart(host, gradient, wanted):
 def centred(host):
     """What every layout gave: {case: (loss, error of the gradient, tail, error of the dump)} by its name."""
     cases = CASES | (OVER_SUPPORTS if "top_p_token_ids" in host.module(LOSS) else {})
+    which = host.name, str(host.folder)
+    load = functools.partial(loaded, *which)
     given = {
-        key: run_ranks(
-            through_the_host, layout.ranks, host.name, str(host.folder), layout, cases, timeout=300
-        )
+        key: run_ranks(through_the_host, layout.ranks, *which, layout, cases, timeout=300, before=load)
         for key, layout in LAYOUTS.items()
     }
     answers = {key: next(answer for answer in answers if answer) for key, answers in given.items()}

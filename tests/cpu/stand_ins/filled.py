@@ -16,6 +16,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from slime_ext.errors import SlimeExtError
 from slime_ext_cpu import stand_ins
 from slime_ext_cpu.stand_ins import hf_weights, torch_cuda
 from slime_ext_cpu.stand_ins.layers import layer_spec
@@ -68,22 +69,21 @@ def oracle(name):
 
 
 def saved(names, folder):
-    """Writes the models of transformers to folders of their names; returns their logits [T, V] by name."""
+    """Writes the models of transformers to folders of their names; returns their logits [T, V] by name.
+
+    In the folder "wider", the last norm of the first one has one weight too many.
+    """
     wanted = {}
     for name in names:
         model = oracle(name)
         model.save_pretrained(folder / name, max_shard_size="20KB")  # several files
         with torch.no_grad():
             wanted[name] = torch.cat([model(torch.tensor([sequence])).logits[0] for sequence in SEQUENCES])
-    return wanted
-
-
-def saved_with_a_tensor_of_another_shape(name, folder):
-    """Writes a model whose last norm has one weight too many."""
-    model = oracle(name)
-    model.save_pretrained(folder)
+    model = oracle(names[0])
+    model.save_pretrained(folder / "wider")
     state = {key: p.detach().clone() for key, p in model.named_parameters()}
-    save_file(state | {"model.norm.weight": torch.ones(33)}, folder / "model.safetensors")
+    save_file(state | {"model.norm.weight": torch.ones(33)}, folder / "wider/model.safetensors")
+    return wanted
 
 
 def megatron_model(hf, name):
@@ -137,9 +137,16 @@ class Wrapped(torch.nn.Module):
         self.module, self.config = model, model.config
 
 
+def load():
+    """Imports what the loader needs of miles, with SGLang: 1.2 s, before the ranks are forked."""
+    torch_cuda.replace()
+    stand_ins.install()
+    import miles.backends.megatron_utils.megatron_to_hf
+    import miles.backends.training_utils.parallel  # noqa: F401
+
+
 def fill(model, hf, folder):
     """As a training actor of miles does, with its arguments and its parallel state."""
-    stand_ins.install()
     from miles.backends.training_utils import parallel
 
     groups = {
@@ -165,12 +172,16 @@ def fill(model, hf, folder):
     hf_weights.fill("miles", [Wrapped(model)], args, folder)
 
 
-def logits(name, tensor, pipeline, folder):
-    """[T, V / tensor] of the packed sequences on a rank of the last stage; None on the others."""
-    torch_cuda.replace()
+def logits(names, tensor, pipeline, folder):
+    """{name: logits of a model whose files are in the folder of its name} on this rank of a layout."""
     parallel_state.initialize_model_parallel(tensor, pipeline)
-    model_parallel_cuda_manual_seed(1, inference_rng_tracker=True, force_reset_rng=True)
     parallel_state.get_embedding_group = lambda check_initialized=True: None  # both stages load the weights
+    return {name: _logits(name, folder / name) for name in names}
+
+
+def _logits(name, folder):
+    """[T, V / tensor] of the packed sequences on a rank of the last stage; None on the others."""
+    model_parallel_cuda_manual_seed(1, inference_rng_tracker=True, force_reset_rng=True)
     model = megatron_model(CONFIGS[name], name)
     fill(model, CONFIGS[name], folder)
     lengths = torch.tensor([len(sequence) for sequence in SEQUENCES])
@@ -189,3 +200,12 @@ def logits(name, tensor, pipeline, folder):
         if group.rank() == group.size() - 1:
             return out[0]
         torch.distributed.send(out, group=group, group_dst=1)
+
+
+def refused(name, tensor, pipeline, folder):
+    """What is said of a model that the loader refuses."""
+    try:
+        parallel_state.initialize_model_parallel(tensor, pipeline)
+        return f"none refused it: {_logits(name, folder)}"
+    except SlimeExtError as error:
+        return str(error)

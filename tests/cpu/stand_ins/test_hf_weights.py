@@ -6,6 +6,7 @@ the server that they are forked from has Megatron and transformers, and the test
 
 from __future__ import annotations
 
+import functools
 import importlib
 
 import pytest
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group(GROUP)]
 
 NAMES, EXPERTS = ["qwen3", "qwen3 tied", "qwen2", "llama"], "qwen3 mixture"
 LAYOUTS = {"one": (1, 1), "tensor and pipeline 2": (2, 2)}
+MODELS = {"one": [*NAMES, EXPERTS], "tensor and pipeline 2": NAMES}
 
 
 def _filled(name, *args):
@@ -24,25 +26,36 @@ def _filled(name, *args):
     return getattr(importlib.import_module("tests.cpu.stand_ins.filled"), name)(*args)
 
 
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """The logits of transformers' models by name, and what each of four ranks answered to each case.
+
+    A layout of fewer ranks is there two or four times.
+    """
+    folder = tmp_path_factory.mktemp("models")
+    (wanted,) = run_ranks(_filled, 1, "saved", [*NAMES, EXPERTS], folder)
+    cases = [("logits", models, *LAYOUTS[layout], folder) for layout, models in MODELS.items()]
+    cases += [("refused", EXPERTS, 2, 1, folder / EXPERTS), ("refused", "qwen3", 1, 1, folder / "wider")]
+    load = functools.partial(_filled, "load")
+    ranks = run_ranks(each, 4, _filled, cases, before=load)
+    keys = [*MODELS, "experts", "wider"]
+    return wanted, dict(zip(keys, zip(*ranks, strict=True), strict=True))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_logits_are_those_of_transformers(layout, tmp_path):
-    tensor, pipeline = LAYOUTS[layout]
-    names = NAMES + [EXPERTS] * (tensor == 1)
-    (wanted,) = run_ranks(_filled, 1, "saved", names, tmp_path)
-    cases = [("logits", name, tensor, pipeline, tmp_path / name) for name in names]
-    ranks = run_ranks(each, tensor * pipeline, _filled, cases)
-    for name, parts in zip(names, zip(*ranks, strict=True), strict=True):
-        found = torch.cat([part for part in parts if part is not None], dim=-1)
-        torch.testing.assert_close(found, wanted[name], rtol=1e-4, atol=1e-4, msg=name)
+def test_the_logits_are_those_of_transformers(layout, answers):
+    wanted, found = answers
+    for name in MODELS[layout]:
+        parts = [rank[name] for rank in found[layout] if rank[name] is not None]
+        logits = torch.cat(parts[-LAYOUTS[layout][0] :], dim=-1)
+        torch.testing.assert_close(logits, wanted[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
-def test_experts_that_ranks_share_are_refused(tmp_path):
-    with pytest.raises(AssertionError, match="whole on each rank, got 2 ranks that share them: without CUDA"):
-        run_ranks(_filled, 2, "logits", EXPERTS, 2, 1, tmp_path)
+def test_experts_that_ranks_share_are_refused(answers):
+    for said in answers[1]["experts"]:
+        assert "whole on each rank, got 2 ranks that share them: without CUDA" in said
 
 
-def test_refuses_a_tensor_of_another_shape(tmp_path):
-    run_ranks(_filled, 1, "saved_with_a_tensor_of_another_shape", "qwen3", tmp_path)
-    wanted = r"expected model.norm.weight to be \(32,\), got \(33,\)"
-    with pytest.raises(AssertionError, match=wanted):
-        run_ranks(_filled, 1, "logits", "qwen3", 1, 1, tmp_path)
+def test_refuses_a_tensor_of_another_shape(answers):
+    for said in answers[1]["wider"]:
+        assert "expected model.norm.weight to be (32,), got (33,)" in said
