@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from functools import cache
 
 from slime_ext.core.needs import Need
 from slime_ext.hosts import contract
@@ -168,7 +168,8 @@ def misspelt_host_flag(setup: Setup) -> str | None:
     )
 
 
-def _near(name: str, known: Collection[str]) -> str:
+@cache  # because a launch is judged several times, and 60 names take 0.1 s
+def _near(name: str, known: frozenset[str]) -> str:
     """Returns the flag that a name is a misspelling of; else ""."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=NEARLY)
     return near[0] if near and _is_misspelt(name, near[0]) else ""

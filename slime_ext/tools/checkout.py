@@ -71,6 +71,10 @@ class Checkout(HostCode):
         return any(f'"{flag_of(dest)}"' in text for text in self.files.values())
 
     def flags(self) -> frozenset[str]:
+        return self._flags
+
+    @cached_property
+    def _flags(self) -> frozenset[str]:
         patches = self.package.parent.glob("docker/**/*.patch")  # what slime's image adds to Megatron
         texts = [*self.texts(), *(path.read_text("utf-8", "ignore") for path in patches)]
         return frozenset(name for text in texts for name in FLAG.findall(text))

@@ -571,13 +571,13 @@ ROWS: list[tuple[str, dict[str, Any], str | None]] = [
     ("misspelt_host_flag", {"flag_names": ["--eps-clip-hihg"]}, None),  # no host is known
     ("misspelt_host_flag", {**FLAGS, "flag_names": ["--router-batch-size", "--sglang-batch-size"]}, None),
     *(  # flags of Megatron beside those of miles that resemble them
-        ("misspelt_host_flag", {"host": a_host(flags=lambda near=near: {near}), "flag_names": [name]}, None)
-        for name, near in (
-            ("--rope-type", "--opd-type"),
-            ("--local-rank", "--lora-rank"),
-            ("--env-config", "--eval-config"),
-            ("--no-bias-gelu-fusion", "--no-bias-swiglu-fusion"),
-            ("--rl-partial-rollouts", "--partial-rollout"),
+        ("misspelt_host_flag", {"host": a_host(flags=lambda known=known: known), "flag_names": [name]}, None)
+        for name, known in (
+            ("--rope-type", frozenset({"--opd-type"})),
+            ("--local-rank", frozenset({"--lora-rank"})),
+            ("--env-config", frozenset({"--eval-config"})),
+            ("--no-bias-gelu-fusion", frozenset({"--no-bias-swiglu-fusion"})),
+            ("--rl-partial-rollouts", frozenset({"--partial-rollout"})),
         )
     ),
     ("missing_metrics", {}, "no metrics: in slime add --custom-megatron-init-path slime_ext.host.init"),
