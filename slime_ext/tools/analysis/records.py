@@ -356,10 +356,9 @@ class DumpedRollout:
 
     def first_tokens(self, count: int) -> Tensor:
         """Returns the places of the first ``count`` tokens of each sample, [N] int64."""
-        lengths = self.response_lengths.clamp(max=count)
-        ends = lengths.cumsum(0)
-        shifts = self.segments.bounds[:-1] - (ends - lengths)
-        return torch.arange(int(ends[-1])) + shifts.repeat_interleave(lengths)
+        begins, lengths = self.segments.bounds[:-1].numpy(), self.response_lengths.numpy().clip(max=count)
+        shifts = begins - (lengths.cumsum() - lengths)
+        return torch.from_numpy(numpy.arange(lengths.sum()) + shifts.repeat(lengths))
 
     def samples_with(self, flags: Tensor) -> Tensor:
         """Returns the samples with at least one flagged token, [T] bool -> [S] bool."""

@@ -32,7 +32,7 @@ from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated, relat
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import MOST_K3, DumpedRollout
-from slime_ext.tools.analysis.tables import run_begins, zeros
+from slime_ext.tools.analysis.tables import any_true, are_equal, is_above, run_begins, zeros
 
 MIXER = 0x1E3779B1  # an odd number with irregular bits, for hashes
 # Samples of a part, and tokens of each, that are compared with other places of their list; the shifts up to
@@ -141,6 +141,8 @@ class BorrowedEnds(Measure):
             is_whole = count >= WHOLE * part.lengths[sample]
             self.far[0] += not is_whole
             self._count(part, Counter() if is_whole else self.starts, int(firsts[sample]), count)
+        if not any_true(is_above(part.log_ratio.abs(), FAR)):
+            return
         is_new = torch.ones(part.count, dtype=torch.bool)
         is_new[list(begun)] = False
         for is_end, counter in ((False, self.starts), (True, self.ends)):
@@ -169,12 +171,15 @@ def _begun(part: DumpedRollout, firsts: Tensor, lengths: Tensor) -> dict[int, in
         firsts, lengths: [S] first token and number of tokens of each sample.
     """
     samples = (lengths >= BEGIN).nonzero()[:, 0]
+    bits = part.behavior.view(torch.int32)
+    alike = bits[firsts[samples]].sort().values
+    if len(samples) < 2 or not any_true(are_equal(alike[1:], alike[:-1])):
+        return {}
     window = firsts[samples, None] + torch.arange(BEGIN)
     known = part.finite[window].all(1)
     samples, window = samples[known], window[known]
     if part.tokens is None or len(samples) < 2:
         return {}
-    bits = part.behavior.view(torch.int32)
     powers = MIXER ** torch.arange(1, BEGIN + 1)
     keys, order = (bits[window] * powers).sum(1).sort(stable=True)
     begins = run_begins(keys)

@@ -6,6 +6,7 @@ import math
 from dataclasses import field
 from typing import ClassVar
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import (
 )
 from slime_ext.tools.analysis.detectors.shared.ends import Ends
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
-from slime_ext.tools.analysis.measures.curves import PER_OCTAVE, POSITIONS, octaves
+from slime_ext.tools.analysis.measures.curves import PER_OCTAVE, POSITIONS, octaves_of_places
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -71,12 +72,12 @@ class EndsByPlace(Measure):
     def add(self, part: DumpedRollout) -> None:
         if not part.size:
             return
-        lengths, from_end = part.response_lengths[:, None], torch.arange(MOST)
+        lengths, from_end = part.response_lengths.numpy()[:, None], numpy.arange(MOST)
         is_there = from_end < lengths
-        at = (part.segments.bounds[1:, None] - 1 - from_end)[is_there]
-        place = octaves((lengths - 1 - from_end).clamp(min=0)).long().clamp(max=POSITIONS - 1)
-        cut = integers([status == "truncated" for status in part.statuses or [""] * part.count])
-        index = ((cut[:, None] * MOST + from_end) * POSITIONS + place)[is_there]
+        at = torch.from_numpy((part.segments.bounds.numpy()[1:, None] - 1 - from_end)[is_there])
+        cut = integers([status == "truncated" for status in part.statuses or [""] * part.count]).numpy()
+        row = torch.from_numpy((cut[:, None] * MOST + from_end)[is_there])
+        index = row * POSITIONS + octaves_of_places(part)[at].long().clamp(max=POSITIONS - 1)
         rows = [column.index_select(0, at) for column in part.columns[:2]]
         self.table += tabulated(index, rows, 2 * MOST * POSITIONS).view_as(self.table)
 

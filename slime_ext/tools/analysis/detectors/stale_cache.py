@@ -36,8 +36,13 @@ class Switched(Measure):
         first, last = (
             none.scatter_reduce(0, sample, index, of, include_self=False)[sample] for of in ("amin", "amax")
         )
-        kinds = ((index == last) & (first != last), first == last)
-        tables = torch.stack([tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
+        is_alone = first == last
+        if is_alone.all():  # no sample has several versions
+            without = tabulated(index, sums, len(numbers))
+            tables = torch.stack([torch.zeros_like(without), without], 1)
+        else:
+            kinds = (index == last) & ~is_alone, is_alone
+            tables = torch.stack([tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
         for number, table in zip(numbers.tolist(), tables, strict=True):
             self.rollout[number] = self.rollout.get(number, 0) + table
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from slime_ext.tools.analysis.document import Curve, Numbers, Point
 from slime_ext.tools.analysis.measures.measure import once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import run_begins, run_sums, tabulated
+from slime_ext.tools.analysis.tables import numbered, run_begins, run_sums, tabulated
 
 RECORD = "record them with --custom-rollout-log-function-path slime_ext.host.log_rollout"
 NOTE = f"the dumps hold no ages: versions only bound the rollouts trained since; to know ages, {RECORD}"
@@ -91,7 +91,7 @@ def stretches(part: DumpedRollout) -> Stretches:
     is_known = (sums[0] > 0) & (versions >= 0)
     if not is_known.all():
         begins, sums, versions = begins[is_known], sums[:, is_known], versions[is_known]
-    numbers, index = versions.unique(return_inverse=True)
+    numbers, index = numbered(versions)
     return Stretches(begins, sums, numbers, index)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.measures.measure import Measure, once_per_part
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import run_begins
+from slime_ext.tools.analysis.tables import any_true, run_begins
+from slime_ext.tools.analysis.values import integers
 
 FEWEST, LARGEST, KEPT = 3, 6, 32  # tokens of a context that are needed and kept; contexts of a part
 PREFIX = 32  # first tokens of a response that are compared with other samples of its prompt
@@ -40,19 +41,18 @@ def texts_of(part: DumpedRollout) -> Texts:
     """Returns the texts of the first tokens of each sample; empty without token ids or prompts."""
     if not part.size or part.tokens is None or part.groups is None:
         return Texts(*(torch.zeros(0, dtype=torch.int64) for _ in Texts._fields))
-    at = part.first_tokens(PREFIX)
-    sample, within = part.segments.ids[at], part.segments.within[at]
-    mixed = (part.tokens[at] + 1) * MIXER * (2 * within + 1)
+    at = part.first_tokens(PREFIX).numpy()
+    lengths = part.response_lengths.numpy().clip(max=PREFIX)
+    mixed = (part.tokens.numpy()[at] + 1) * MIXER * (2 * part.segments.within.numpy()[at] + 1)
     mixed = (mixed ^ (mixed >> 31)) * MIXER
-    sums = mixed.cumsum(0)  # modulo 2^64
-    lengths = part.response_lengths.clamp(max=PREFIX)
-    before = torch.cat([sums.new_zeros(1), sums])[lengths.cumsum(0) - lengths]
-    prompts = torch.tensor(part.groups) * 131 + torch.tensor(part.prompt_lengths)
-    keys = sums + (prompts * MIXER - before)[sample]
+    sums = mixed.cumsum()  # modulo 2^64
+    before = numpy.concatenate([[0], sums])[lengths.cumsum() - lengths]
+    prompts = integers(part.groups).numpy() * 131 + integers(part.prompt_lengths).numpy()
+    keys = sums + (prompts * MIXER - before).repeat(lengths)
     if part.versions is not None:  # other weights score the same text differently
-        keys = keys + (part.versions[at] + 2) * (MIXER ^ (MIXER >> 17))
-    known = part.finite[at]
-    return Texts(at[known], (keys - mixed)[known], keys[known])
+        keys += (part.versions.numpy()[at] + 2) * (MIXER ^ (MIXER >> 17))
+    known = part.finite.numpy()[at]
+    return Texts(*(torch.from_numpy(x[known]) for x in (at, keys - mixed, keys)))
 
 
 class Runs(NamedTuple):
@@ -114,10 +114,9 @@ class Contexts(Measure):
     rows: list[Context] = field(default_factory=list)
 
     def add(self, part: DumpedRollout) -> None:
-        _, before, until = texts_of(part)
-        if not len(until):
+        if not any_true(by_context(part).sizes >= FEWEST):
             return
-        texts = by_text(part)
+        before, texts = texts_of(part).before, by_text(part)
         contexts = Runs.of(texts.at[texts.begins], before[texts.order[texts.begins]])
         shared = (contexts.sizes >= FEWEST).nonzero()[:KEPT, 0].tolist()
         if not shared:

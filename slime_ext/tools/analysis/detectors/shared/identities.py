@@ -118,26 +118,26 @@ class Ratios(Measure):
         far = (as_numbers(flags, torch.float64) for flags in is_far)
         rows = [ratio, part.columns[0], above, ratio.clamp(max=0), *far, part.columns[3]]
         table = tabulated(index, rows, part.count * PLACES).view(part.count, PLACES, len(rows))
-        self.places += _sums(table)
-        samples = table.sum(1, keepdim=True)
+        self.places += _columns(table).sum(1).T
+        samples = _columns(table.sum(1, keepdim=True))
         self._count("rollout", str(part.rollout_id), samples)
         for label in PARTS:
             values = LABELS[label](part) or ()
             for value in set(values) - {""} if len(set(values)) > 1 else ():
-                self._count(label, value, samples[[one == value for one in values]])
+                self._count(label, value, samples[:, [one == value for one in values]])
 
     def _count(self, where: str, value: str, samples: Tensor) -> None:
-        self.open[where, value] = self.open.get((where, value), 0) + _sums(samples)[0]
+        self.open[where, value] = self.open.get((where, value), 0) + samples.sum(1)[:, 0]
 
     def close(self, rollout: DumpedRollout) -> None:
         self.parts += [RatioSums(*key, tuple(sums.tolist())) for key, sums in sorted(self.open.items())]
         self.open = {}
 
 
-def _sums(table: Tensor) -> Tensor:
-    """Returns the sums over samples from a, n and b to f of each sample and place, [S, P, 7] -> [P, SUMS]."""
+def _columns(table: Tensor) -> Tensor:
+    """Returns what is summed over samples, from a, n and b to f of each, [S, P, 7] -> [SUMS, S, P]."""
     a, n, *others = table.unbind(2)
-    return torch.stack([a, a * a, a * n, n, n * n, (n > 0).double(), *others]).sum(1).T
+    return torch.stack([a, a * a, a * n, n, n * n, (n > 0).double(), *others])
 
 
 class Ratio(NamedTuple):
