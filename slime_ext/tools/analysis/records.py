@@ -273,6 +273,8 @@ class DumpedRollout:
             names = dict.fromkeys(SHARED["token"], tokens) | dict.fromkeys(SHARED["sample"], samples)
             views = {name: vars(self)[name][..., cut] for name, cut in names.items() if name in vars(self)}
             vars(one).update(views)
+            if "pairs" in vars(self):
+                vars(one)["pairs"] = tuple(pair[tokens] for pair in self.pairs)
             within = vars(self.segments).get("within")
             if within is not None:
                 vars(one.segments)["within"] = within[tokens]

@@ -138,9 +138,9 @@ def _error(count: float, total: float, square: float) -> float:
 
 def _tail(histogram: Histogram) -> tuple[float, float]:
     """Returns the share of sum l^2 in the top 1% of tokens, and the median |l|."""
-    counts, sizes = histogram.sizes()
-    rows = torch.stack([counts, counts * sizes.square()]).flip(1).cumsum(1)
-    reached, squares = torch.nn.functional.pad(rows, (1, 0)).numpy()
+    counts, sizes = (x.numpy() for x in histogram.sizes())
+    rows = counts, counts * (sizes * sizes)
+    reached, squares = (numpy.concatenate([[0], row[::-1].cumsum()]) for row in rows)
     top = numpy.interp(TOP * reached[-1], reached, squares)  # all tokens of a bucket count alike
-    middle = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])
+    middle = float(sizes[counts.cumsum().searchsorted(reached[-1] / 2)])
     return (float(top / squares[-1]) if squares[-1] else 0.0), middle

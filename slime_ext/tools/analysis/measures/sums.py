@@ -31,7 +31,7 @@ class SequenceRatios:
 
     def add(self, log_ratios: Tensor) -> None:
         """Adds sequences, [S] float64 logs of their ratios."""
-        logs = torch.stack([log_ratios.logsumexp(0), (2 * log_ratios).logsumexp(0)])
+        logs = torch.stack([log_ratios, 2 * log_ratios]).logsumexp(1)
         self.logs = torch.logaddexp(self.logs, logs)
 
     def merge(self, other: SequenceRatios) -> None:

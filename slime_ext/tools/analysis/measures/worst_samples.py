@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import field, replace
 from heapq import nlargest
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 
 from slime_ext.tools.analysis.document import Span, Worst
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import Additive
+from slime_ext.tools.analysis.tables import Additive, count_true
 from slime_ext.tools.analysis.texts import decoder
 
 KEPT = 10  # samples, and also tokens
@@ -53,7 +55,7 @@ class WorstSamples(Additive):
     def add(self, part: DumpedRollout) -> None:
         """Looks for larger log-ratios in a part of a rollout."""
         totals = part.sample_sums[3]
-        samples = [_sample(part, i, float(totals[i])) for i in _largest(totals, self.samples)]
+        samples = [_sample(part, i, totals[i].item()) for i in _largest(totals, self.samples)]
         tokens = [_token(part, at) for at in _largest(part.log_ratio, self.tokens)]
         if samples or tokens:
             self.merge(WorstSamples(None, samples, tokens))
@@ -80,7 +82,7 @@ class WorstSamples(Additive):
 
 def _sample(part: DumpedRollout, i: int, total: float) -> Seen:
     begin, length = sum(part.lengths[:i]), part.lengths[i]
-    peak = int(part.log_ratio[begin : begin + length].abs().argmax())
+    peak = int(numpy.abs(part.log_ratio.numpy()[begin : begin + length]).argmax())
     first = max(0, min(peak - SPANS // 2, length - SPANS))
     text = part.responses[i] if part.responses else ""
     fields = {"kind": "sequence", **_place(part, i), "log_ratio": total}
@@ -89,7 +91,7 @@ def _sample(part: DumpedRollout, i: int, total: float) -> Seen:
 
 
 def _token(part: DumpedRollout, at: int) -> Seen:
-    i = int(part.segments.ids[at])
+    i = int(part.segments.ids.numpy()[at])
     begin = sum(part.lengths[:i])
     fields = {"kind": "token", **_place(part, i), "token": at - begin}
     fields["log_ratio"] = float(part.log_ratio[at])
@@ -102,10 +104,8 @@ def _tokens(part: DumpedRollout, first: int, last: int) -> tuple[list[int], list
     """Returns the ids of some tokens and their l, None where it is not known; nothing without ids."""
     if part.tokens is None:
         return [], []
-    values, finite = part.log_ratio[first:last].tolist(), part.finite[first:last].tolist()
-    return part.tokens[first:last].tolist(), [
-        value if known else None for value, known in zip(values, finite, strict=True)
-    ]
+    ids, values, finite = (x.numpy()[first:last].tolist() for x in (part.tokens, part.log_ratio, part.finite))
+    return ids, [value if known else None for value, known in zip(values, finite, strict=True)]
 
 
 def _largest(values: torch.Tensor, kept: list[Seen]) -> list[int]:
@@ -113,15 +113,15 @@ def _largest(values: torch.Tensor, kept: list[Seen]) -> list[int]:
     sizes, least = values.abs(), kept[-1].size if len(kept) >= KEPT else 0.0
     if not len(sizes) or sizes.max() <= least:
         return []
-    top = sizes.topk(min(KEPT, len(sizes)))
-    return top.indices[top.values > least].tolist()
+    top, places = sizes.topk(min(KEPT, len(sizes)))
+    return places[: count_true(top > least)].tolist()  # the largest comes first
 
 
 def _place(part: DumpedRollout, i: int) -> dict[str, Any]:
-    reward = None if part.rewards is None or part.rewards[i].isnan() else float(part.rewards[i])
+    reward = math.nan if part.rewards is None else part.rewards[i].item()
     return {
         "rollout_id": part.rollout_id,
         "position": part.positions[i],
         "tokens": part.lengths[i],
-        "reward": reward,
+        "reward": None if math.isnan(reward) else reward,
     }
