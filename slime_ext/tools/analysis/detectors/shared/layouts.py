@@ -189,11 +189,14 @@ def _best(batch: _Batch) -> tuple[int, Tensor] | None:
     with numpy.errstate(invalid="ignore"):  # infinite log-probs, which are not finite
         distance = numpy.abs(proximal - behavior)
     best: tuple[float, int, numpy.ndarray, numpy.ndarray] | None = None
+    is_whole = finite.all()
     for index, at, source in _orders(batch, some):
-        moved = (at != source) & finite[at] & finite[source]
-        at, source = at[moved], source[moved]
-        if len(at) < LEAST:
+        moved = at != source
+        if not is_whole:
+            moved &= finite[at] & finite[source]
+        if numpy.count_nonzero(moved) < LEAST:
             continue
+        at, source = at[moved], source[moved]
         apart = numpy.abs(proximal[at] - behavior[source]).sum()
         least = min(distance[at].sum(), distance[source].sum())
         if apart < ELSEWHERE * least and (best is None or apart / len(at) < best[0]):
@@ -210,13 +213,16 @@ def _orders(batch: _Batch, some: numpy.ndarray) -> Iterator[tuple[int, numpy.nda
     Chunks may be as even as possible, or equal after padding, and a log-prob may lie in the row of its own
     token or of the one before. An order that another one equals comes once.
     """
-    rows_of = functools.cache(batch.rows)
+    rows_of, sizes_of = functools.cache(batch.rows), functools.cache(batch.sizes)
+    cuts_of = functools.cache(lambda text, count, is_even: _cuts(sizes_of(text), count, is_even=is_even))
     for index, layout in enumerate(LAYOUTS):
         if layout.text == "micro-batch" and len(batch.lengths) == 1:
             continue  # its text is that of the sample
-        sizes = batch.sizes(layout.text)
-        is_padded = bool((sizes % (2 * layout.cp)).any())
-        chunks = [_chunks(sizes, layout.order, is_even=even) for even in (False, True)[: 1 + is_padded]]
+        count, sizes = 2 * layout.cp, sizes_of(layout.text)
+        cuts = [cuts_of(layout.text, count, is_even) for is_even in (False, True)]
+        if cuts[1] is None:  # nothing is padded
+            cuts.pop()
+        chunks = [_chunks(sizes, *cut, layout.order) for cut in cuts]
         for shift, (begins, moves) in product((1,) if layout.text == "response" else (1, 0), chunks):
             rows = rows_of(layout.text, shift)
             of_some = rows[some]
@@ -226,21 +232,33 @@ def _orders(batch: _Batch, some: numpy.ndarray) -> Iterator[tuple[int, numpy.nda
             yield index, some[is_response], place[is_response]
 
 
+def _cuts(sizes: numpy.ndarray, count: int, *, is_even: bool) -> tuple[numpy.ndarray, numpy.ndarray] | None:
+    """Returns the length and the first row of each chunk of each text, [S, count].
+
+    None if the chunks are to be as even as possible, and they are equal without padding.
+
+    Args:
+        sizes: [S] number of rows of each text.
+        is_even: whether the first chunks are one row longer than the last; else the text is padded.
+    """
+    each, longer = numpy.divmod(sizes[:, None], count)
+    if is_even and not longer.any():
+        return None
+    lengths = each + (numpy.arange(count) < longer if is_even else longer > 0)
+    lengths = numpy.broadcast_to(lengths, (len(sizes), count))
+    return lengths, lengths.cumsum(1) - lengths
+
+
 def _chunks(
-    sizes: numpy.ndarray, order: numpy.ndarray, *, is_even: bool
+    sizes: numpy.ndarray, lengths: numpy.ndarray, starts: numpy.ndarray, order: numpy.ndarray
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Returns the row at which each chunk begins, and how far from there its values were taken, [S * K].
 
     Args:
         sizes: [S] number of rows of each text.
+        lengths, starts: [S, K] of ``_cuts``.
         order: [K] the chunk that is found at each place.
-        is_even: whether the first chunks are one row longer than the last; else the text is padded.
     """
-    count = len(order)
-    each = sizes // count if is_even else (sizes + count - 1) // count
-    longer = sizes % count if is_even else numpy.zeros_like(sizes)
-    lengths = each[:, None] + (numpy.arange(count) < longer[:, None])
-    starts = lengths.cumsum(1) - lengths
     lengths, starts = lengths[:, order], starts[:, order]
     joined = lengths.cumsum(1) - lengths
     # Padding ends a text, and the next text begins where this one's rows end.
