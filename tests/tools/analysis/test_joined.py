@@ -12,6 +12,7 @@ from slime_ext import presets
 from slime_ext.tools.analysis.findings import measures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.exactness import Exactness
+from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.measures.suggest import Ranking
 from slime_ext.tools.analysis.measures.tally import Tally
 from slime_ext.tools.analysis.measures.whatif import WhatIf
@@ -54,6 +55,8 @@ def flat(value):
     """The content of nested sums as comparable values, with the bits of tensors."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.contiguous().numpy().tobytes()
+    if isinstance(value, Histogram):
+        return flat([value.counts, value.smallest, value.largest])
     if isinstance(value, Counter | dict):
         return {key: flat(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
