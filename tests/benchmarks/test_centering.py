@@ -9,6 +9,7 @@ import torch
 
 from benchmarks import centering as table
 from tests import oracle
+from tests.ranks import GROUP
 
 EXACT = 1e-13
 SMALL = (
@@ -24,6 +25,7 @@ def test_every_loss_and_candidates_agree_with_the_loops_on_one_process():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group(GROUP)
 @pytest.mark.parametrize("layout", [name for name in table.LAYOUTS if name != "1"])
 def test_ranks_agree_with_the_loops(layout):
     found = table.differences([layout], *SMALL, range(2))

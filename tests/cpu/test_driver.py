@@ -166,13 +166,23 @@ def test_flags_environment_folder_and_raised_limits_reach_the_host(host, monkeyp
     assert said == f"['--lr', '1'] here {host}/out ö b\n1 False\nTrue\n"
 
 
-def test_after_its_time_a_run_ends_with_all_its_processes(host):
+def test_after_its_time_a_run_ends_with_all_its_processes(host, monkeypatch):
+    """Its time ends when it has started the processes."""
+    begun, wait = host / "begun", subprocess.Popen.wait
+
+    def cut(process, timeout=None):
+        while timeout == 4 and not begun.exists():
+            time.sleep(0.01)
+        return wait(process, timeout and 0.01)
+
     train(
         host,
-        "import subprocess as s, time\ns.Popen(['sleep', '600'], start_new_session=True)\ntime.sleep(600)",
+        "import pathlib, subprocess as s, time\ns.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"pathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)",
     )
     mark = f"driver-{os.getpid()}"
     run = driver.HostRun(host, host / "out", timeout=4, environment={MARK: mark})
+    monkeypatch.setattr(subprocess.Popen, "wait", cut)
     assert run.run() == 124  # of coreutils' timeout
     assert not marked_processes(mark)
 

@@ -128,7 +128,7 @@ def test_the_command_ends_with_the_run_or_with_an_alert(tmp_path, made, capsys):
         def write():
             for number in range(count):
                 drop(made, folder, number)
-                time.sleep(0.3)
+                time.sleep(0.1)
 
         thread = threading.Thread(target=write)
         thread.start()
@@ -138,7 +138,7 @@ def test_the_command_ends_with_the_run_or_with_an_alert(tmp_path, made, capsys):
     calm.mkdir()
     (calm / "args.json").write_text('{"num_rollout": 3}')
     thread = written(calm, 3)
-    assert cli.main(["analyze", "--follow", str(calm), "--every", "0.05"]) == 0
+    assert cli.main(["analyze", "--follow", str(calm), "--every", "0.02"]) == 0
     thread.join()
     said = capsys.readouterr().out
     assert [line.split(":")[0] for line in said.splitlines() if line.startswith("rollout ")] == [
@@ -147,7 +147,7 @@ def test_the_command_ends_with_the_run_or_with_an_alert(tmp_path, made, capsys):
         "rollout 2",
     ]
     thread = written(bad, 5)
-    words = ["--follow", str(bad), "--every", "0.05", "--alert-exit", "--json", "-"]
+    words = ["--follow", str(bad), "--every", "0.02", "--alert-exit", "--json", "-"]
     assert cli.main(["analyze", *words]) == 1
     thread.join()
     told = capsys.readouterr()
