@@ -15,6 +15,7 @@ import torch
 import slime_ext
 from slime_ext_cpu import stand_ins
 from slime_ext_cpu.stand_ins import hosts, torch_cuda
+from tests.ranks import GROUP, server
 
 ROOT = Path(slime_ext.__file__).parents[1]
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
@@ -79,79 +80,77 @@ NEEDS = {
         "sgl_kernel",
     ),
 }
-# One interpreter and its forks, because importing torch, Megatron and SGLang takes 8 s. A fork leaves some
-# stand-ins out before the interpreter installs them, and before it imports a module that they change.
+# What fails in an interpreter without any of them. With only these left out, the modules that take long to
+# import would have to be imported once more.
+WITHOUT_ANY = ("bind_stores", "replace", "add_absent", "declare_operators")
+# An interpreter and its fork, because importing torch, Megatron and SGLang takes 5 s. Both begin with the
+# stand-ins that change these modules; the fork has no others.
 EACH = """
 import gc
 gc.disable()  # imports leave no cycles, and its searches take 3 s
-import importlib, json, os, sys
+import json, os, sys
 from slime_ext_cpu import stand_ins
 
-places, absent = {place[2].__name__: place for place in stand_ins.PLACES}, stand_ins.engine.ABSENT
-needs, stages = json.loads(sys.argv[1])
-said = {}
-
-
-def install(names):
-    stand_ins.PLACES = [places[name] for name in names if name in places]
-    late = {module for _, module, _ in stand_ins.PLACES} & set(sys.modules)
-    assert not late, f"imported before their stand-ins: {late}"
-    stand_ins.engine.ABSENT = absent if "add_absent" in names else ()
-    stand_ins.install()
+places, (needs, late) = list(stand_ins.PLACES), json.loads(sys.argv[1])
 
 
 def say(names):
+    said = {}
     for name in names:
         try:
             exec(needs[name], {})
             said[name] = None
         except BaseException as error:
             said[name] = f"{type(error).__name__}: {error}"
+    print(json.dumps(said), flush=True)
 
 
-left = {*places, "add_absent"}
-for names, modules in stages:
-    reader, writer = os.pipe()
-    if not (fork := os.fork()):
-        install(left - set(names))
-        say([name for name in names if name in needs])
-        os.write(writer, json.dumps(said).encode())
-        os._exit(0)
-    os.close(writer)
-    print(os.fdopen(reader).read())
-    assert os.waitpid(fork, 0)[1] == 0
-    install(names)
-    left -= set(names)
-    for module in modules:
-        importlib.import_module(module)
-install(left)
+stand_ins.PLACES = [place for place in places if place[2].__name__ not in late]
+stand_ins.install()
+import transformers, sglang, megatron.training
+if not (fork := os.fork()):
+    say(name for name in needs if name in late)
+    os._exit(0)
+assert os.waitpid(fork, 0)[1] == 0
+stand_ins.PLACES = [place for place in places if place[2].__name__ in late]
+imported = {module for _, module, _ in stand_ins.PLACES} & set(sys.modules)
+assert not imported, f"imported before their stand-ins: {imported}"
+stand_ins.install()
 say(needs)
-print(json.dumps(said))
 """
-# Stand-ins that are left out together, and what is imported with them and all before: what takes long, and
-# nothing that a later stand-in changes. Without one of the second row, others cannot import.
-STAGES = [
-    (["bind_stores", "multiply_in_float32"], ["torch._inductor.compile_fx", "wandb"]),
-    (
-        ["replace", "add_absent", "declare_operators", "fill_before_loading"],
-        ["transformers", "sglang", "megatron.training"],
-    ),
-]
+EARLY = {"multiply_in_float32", "fill_before_loading", *WITHOUT_ANY}
+
+
+def without_any(needs, said):
+    """Writes what fails in a process that has imported torch and Megatron as they are."""
+    stand_ins.find_torchvision()
+    errors = {}
+    for name, code in needs.items():
+        try:
+            exec(code, {})
+        except Exception as error:
+            errors[name] = f"{type(error).__name__}: {error}"
+    said.write_text(json.dumps(errors))
 
 
 @pytest.mark.slow
 @pytest.mark.host
-def test_something_fails_without_each():
+@pytest.mark.xdist_group(GROUP)
+def test_something_fails_without_each(tmp_path):
     needs = {name: code for name, (code, _) in NEEDS.items() if name != "register_cpu" or HOSTS.exists()}
-    staged = {name for names, _ in STAGES for name in names}
-    stages = [*STAGES, ([call.__name__ for *_, call in stand_ins.PLACES if call.__name__ not in staged], [])]
+    plain = server().Process(
+        target=without_any, args=({name: needs[name] for name in WITHOUT_ANY}, tmp_path / "said")
+    )
+    plain.start()
+    late = [call.__name__ for *_, call in stand_ins.PLACES if call.__name__ not in EARLY]
     env = os.environ | {"PYTHONPATH": str(ROOT), "SLIME_ACCELERATOR": "cpu", "SGLANG_USE_CPU_ENGINE": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", EACH, json.dumps([needs, stages])]
+    command = [sys.executable, "-W", "ignore", "-c", EACH, json.dumps([needs, late])]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    *without, complete = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    without, complete = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert complete == dict.fromkeys(needs)
-    errors = {name: error for answer in without for name, error in answer.items()}
+    plain.join()
+    errors = without | json.loads((tmp_path / "said").read_text())
     for name in needs:
         assert any(word in str(errors[name]) for word in NEEDS[name][1].split("|")), (name, errors[name])
 
