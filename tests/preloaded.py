@@ -6,6 +6,7 @@ with importing("torch"):  # a fork would visit all these objects again and again
     import megatron.core.distributed
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.pipeline_parallel
+    import pytest
     import ray
     import torch
     import transformers.models.qwen3.modeling_qwen3
@@ -14,4 +15,4 @@ with importing("torch"):  # a fork would visit all these objects again and again
     import slime_ext.tis
     import slime_ext_cpu.stand_ins.layers
 
-__all__ = ["megatron", "ray", "slime_ext", "slime_ext_cpu", "torch", "transformers"]
+__all__ = ["megatron", "pytest", "ray", "slime_ext", "slime_ext_cpu", "torch", "transformers"]

@@ -7,6 +7,7 @@ full key. Nothing else is converted, because a conversion would hide a mistake.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -58,6 +59,9 @@ def named(
     return built(where, known[name], values)
 
 
+_hints = functools.cache(get_type_hints)
+
+
 def read(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[str] = ()) -> dict[str, Any]:
     """Reads the values of a dataclass's fields, for its constructor to check.
 
@@ -67,7 +71,7 @@ def read(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[str
     Args:
         allowed: the allowed fields; all of them by default.
     """
-    known, hints = sorted(allowed or (f.name for f in dataclasses.fields(cls))), get_type_hints(cls)
+    known, hints = sorted(allowed or (f.name for f in dataclasses.fields(cls))), _hints(cls)
     for key in values:
         check_known(where, "key", key, known)
     return {key: _read(value, hints[key]) for key, value in values.items()}
