@@ -66,7 +66,7 @@ DIGITS = 6
 # Runs that were planted for a symptom -> what their mechanism is, which detectors name since they read it: a
 # penalty, and log-probs that come three tokens late.
 CALLED = {"position_drift": "penalties", "unexplained": "permuted_log_probs"}
-UNREAD = ("Diagnosis.worsts", "Histogram.counts")  # by no detector
+UNREAD = ("Diagnosis.worsts", "Histogram.pieces")  # by no detector
 WINDOWS = (3, 5, 10)  # rollouts
 RIGHT = (
     "faults that are named",
