@@ -86,9 +86,11 @@ class Histogram:
     def quantiles(self, *shares: float) -> list[float]:
         """Returns, for each share, the smallest value with at least that share at or below it.
 
-        It is rounded towards 0 by at most 0.4% (1 and 2 stay exact), and never outside the extremes. The
-        histogram needs at least one value.
+        It is rounded towards 0 by at most 0.4% (1 and 2 stay exact), and never outside the extremes. Without
+        counts it is the smallest value, because kept figures of a run have the extremes alone.
         """
+        if not self.pieces:
+            return [self.smallest] * len(shares)
         keys, counts = self._joined()
         places = BINS.places(keys)
         order = places.argsort(kind="stable")
