@@ -103,7 +103,9 @@ def enter(folder: Path) -> host_loss.Slime:
         module.__path__, module.__getattr__ = [], lambda _: Absent
         module.__spec__ = importlib.util.spec_from_loader(name, None)
         sys.modules[name] = module
-    return host_loss.Slime(str(folder)) if (folder / "slime").is_dir() else host_loss.Miles(str(folder))
+    host = host_loss.loaded("slime" if (folder / "slime").is_dir() else "miles", str(folder))
+    host.join()
+    return host
 
 
 def batch_of(
