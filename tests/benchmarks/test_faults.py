@@ -11,10 +11,11 @@ import torch
 
 from benchmarks.faults import judge
 from benchmarks.faults.__main__ import analysed
-from benchmarks.faults.cases import ALSO, FAULTS, healthy
+from benchmarks.faults.cases import ALSO, FAULTS, SMALL, healthy
 from benchmarks.faults.explains import Noisy
 from benchmarks.faults.mechanisms import CASES, Runs
 from benchmarks.faults.model import Cache, Model, Shape, random
+from benchmarks.faults.world import write
 from slime_ext.tools.analysis.detectors.shared.explained import whole_run
 from slime_ext.tools.analysis.findings import DETECTORS
 from slime_ext.tools.analysis.records import join
@@ -67,29 +68,44 @@ def test_every_planted_fault_has_a_detector():
     assert set(FAULTS) <= set(DETECTORS)
 
 
-# Enough rollouts and samples of it to be named.
+# Enough rollouts, samples and tokens of it to be named, on seeds 101 and 102, too.
 FEWER = {
     "retokenised": {"rollouts": 2},
-    "prefix_mismatch": {"rollouts": 3},
-    "frozen_sampler": {"rollouts": 6, "samples": 12},
-    "partial_push": {"rollouts": 6, "samples": 12},
-    "growing_mismatch": {"samples": 8},
-    "stale_prefix": {"rollouts": 5},
-    "kv_precision": {"samples": 12},
+    "prefix_mismatch": {"rollouts": 2},
+    "kept_mass": {"rollouts": 2, "length": 40},
+    "frozen_sampler": {"rollouts": 6, "samples": 12, "length": 32},
+    "partial_push": {"rollouts": 6, "samples": 12, "length": 32},
+    "growing_mismatch": {"samples": 8, "length": 32},
+    "stale_prefix": {"rollouts": 5, "samples": 16, "length": 32},
+    "batch_shape": {"rollouts": 2},
+    "layer": {"rollouts": 1, "length": 32},
+    "kv_precision": {"rollouts": 2, "samples": 12, "length": 140},
     "position_drift": {"samples": 16},
-    "expert_routing": {"samples": 24},
-    "routing_flips": {"samples": 24},
-    "selection_bias": {"rollouts": 4, "samples": 24},
-    "reward_collapse": {"samples": 24},
+    "expert_routing": {"samples": 24, "length": 40},
+    "routing_flips": {"rollouts": 3, "samples": 24, "length": 40},
+    "unexplained": {"rollouts": 2, "length": 40},
+    "selection_bias": {"rollouts": 3, "samples": 24},
+    "reward_collapse": {"samples": 32, "length": 24},
 }
 # What the smaller model of test_findings plants, too, is looked for there.
 PLANTED = set().union(*(names for _, _, names in test_findings.FAULTS.values()))
 
 
+@pytest.fixture(scope="module")
+def unharmed():
+    """The healthy run whose files several faults harm: made once."""
+    return Runs(100, most_rollouts=4, base=lambda seed, family: replace(SMALL, seed=seed))
+
+
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in PLANTED])
-def test_a_fault_is_named_and_nothing_else(name):
+def test_a_fault_is_named_and_nothing_else(name, unharmed, tmp_path):
     world = replace(FAULTS[name], seed=100, **FEWER.get(name, {}))
-    findings = {finding.name: finding for finding in analysed(world).findings}
+    rest = replace(world, rollouts=SMALL.rollouts, harm=SMALL.harm)
+    if rest == replace(SMALL, seed=100) and world.rollouts <= unharmed.most_rollouts:
+        unharmed.plant(world, "dense", tmp_path)
+    else:
+        write(world, tmp_path)
+    findings = {finding.name: finding for finding in judge.analysed(tmp_path).findings}
     right = findings.get(name) or findings[AS[name]]
     assert {right.name} <= findings.keys() <= {right.name, *ALSO.get(name, ())}
     assert right.threshold and right.ruled_out and right.evidence
@@ -100,9 +116,9 @@ def test_nothing_is_found_in_a_healthy_run():
 
 
 @pytest.mark.slow
-def test_nothing_is_found_in_healthy_runs_of_other_seeds():
+def test_nothing_is_found_in_healthy_runs_of_other_seeds(tmp_path):
     for number in range(100, 104):
-        findings = analysed(healthy(number)).findings
+        findings = judge.analysed(write(healthy(number), tmp_path / str(number))).findings
         assert [finding.name for finding in findings if finding.severity != "note"] == [], number
 
 

@@ -138,17 +138,8 @@ def test_each_rank_whitens_its_own_tokens():
     assert abs(float(outer.mean())) < 1e-6 and abs(float(outer.std()) - 1) < 1e-6
 
 
-@pytest.mark.parametrize(
-    "name", ["uninitialised_push", "rolled_in_shard", "thinking_budget", "prompt_routes"]
-)
-def test_a_planted_run_is_far_from_the_healthy_one(name, tmp_path):
-    runs, family = Runs(101, most_rollouts=2, base=base), REPORTS[name].family
-    healthy = outside.judge.analysed(runs.plant(base(101, family), family, tmp_path / "healthy"))
-    planted = outside.judge.analysed(reports.write_report(REPORTS[name], runs, tmp_path / "planted"))
-    assert planted.total.k3 > 5 * healthy.total.k3
-
-
-def test_a_share_of_every_kind_is_healthy_and_its_tokens_are_the_engine_s(tmp_path):
+def test_a_share_of_every_kind_is_healthy_and_its_tokens_are_the_engine_s(tmp_path, monkeypatch):
+    monkeypatch.setattr(kinds, "base", lambda *of: replace(base(*of), samples=4, rollouts=5, length=20))
     folder = kinds.write_kind("mixed_ages", 200, tmp_path)
     rows = torch.load(folder / "rollout_data/4.pt", weights_only=True)["samples"]
     assert {tuple(row["weight_versions"]) for row in rows[:4]} == {("5",), ("4",), ("3",), ("2",)}
@@ -327,23 +318,44 @@ def test_advantages_of_groups_of_one_with_pads_and_with_nan():
     assert 1 <= lost.any(1).sum() < 20 and torch.equal(lost.any(1), lost.all(1))
 
 
-def planted_at(rollout, name, folder):
-    runs = Runs(101, most_rollouts=3, base=base)
-    reports.write_report(THIRD_REPORTS[name], runs, folder)
+def small(world):
+    """Fewer and shorter samples, in which a mechanism changes some number, too."""
+    return replace(world, samples=12, length=30)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Small healthy runs of a seed: made once, for all that is planted in them."""
+    return Runs(101, most_rollouts=3, base=lambda seed, family: small(base(seed, family)))
+
+
+@pytest.mark.parametrize(
+    "name", ["uninitialised_push", "rolled_in_shard", "thinking_budget", "prompt_routes"]
+)
+def test_a_planted_run_is_far_from_the_healthy_one(name, runs, tmp_path):
+    report = REPORTS[name]
+    for kind, world in (("healthy", base(101, report.family)), ("planted", report.world(101))):
+        runs.plant(small(world), report.family, tmp_path / kind)
+    healthy, planted = (judge.analysed(tmp_path / kind).total.k3 for kind in ("healthy", "planted"))
+    assert planted > 5 * healthy
+
+
+def planted_at(rollout, name, runs, folder):
+    """The samples that the trainer gets in a rollout of a report."""
+    report = outside.ALL_REPORTS[name]
+    runs.plant(small(report.world(101)), report.family, folder)
     return torch.load(folder / f"train_data/{rollout}.pt", weights_only=True)["samples"]
 
 
-def test_the_reference_of_a_resumed_run_is_its_checkpoint(tmp_path):
-    runs = Runs(101, most_rollouts=3, base=lambda seed, family: replace(base(seed, family), rollouts=3))
-    world = replace(THIRD_REPORTS["anchored_again"].world(101), rollouts=3)
-    runs.plant(world, "dense", tmp_path)
+def test_the_reference_of_a_resumed_run_is_its_checkpoint(runs, tmp_path):
+    runs.plant(replace(small(THIRD_REPORTS["anchored_again"].world(101)), rollouts=3), "dense", tmp_path)
     rows = [torch.load(tmp_path / f"train_data/{r}.pt", weights_only=True)["samples"] for r in range(3)]
     equal = [all(torch.equal(row["ref_log_probs"], row["log_probs"]) for row in one) for one in rows]
     assert equal == [True, True, False]
 
 
-def test_layers_replay_the_experts_of_the_layer_before(tmp_path):
-    rows = planted_at(1, "shifted_routes", tmp_path)
+def test_layers_replay_the_experts_of_the_layer_before(runs, tmp_path):
+    rows = planted_at(1, "shifted_routes", runs, tmp_path)
     sampled = torch.load(tmp_path / "rollout_data/1.pt", weights_only=True)["samples"]
     for row, sample in zip(rows, sampled, strict=True):
         theirs = sample["rollout_routed_experts"]
@@ -351,40 +363,33 @@ def test_layers_replay_the_experts_of_the_layer_before(tmp_path):
         assert torch.equal(row["routed_experts"][:, :1].int(), theirs[:, :1])
 
 
-def test_an_answer_is_appended_to_the_one_before(tmp_path):
-    rows = planted_at(1, "chained_siblings", tmp_path)
+def test_an_answer_is_appended_to_the_one_before(runs, tmp_path):
+    rows = planted_at(1, "chained_siblings", runs, tmp_path)
     alone = torch.load(tmp_path / "rollout_data/1.pt", weights_only=True)["samples"]
-    longest = base(101).length
+    longest = small(base(101)).length
     assert 0 < sum(row["response_lengths"] > longest for row in rows) <= len(rows) // 2
     assert all(len(one["rollout_log_probs"]) == one["response_length"] for one in alone)
 
 
 @pytest.fixture(scope="module")
-def last_healthy(tmp_path_factory):
-    """The healthy runs of a seed, and the samples of a family's third rollout: made once, for all reports."""
-    runs = Runs(101, most_rollouts=3, base=base)
+def healthy(runs, tmp_path_factory):
+    """Returns the samples of the third rollout of a family's healthy run."""
 
     @functools.cache
     def samples(family):
-        folder = runs.plant(
-            replace(base(101, family), reference=True), family, tmp_path_factory.mktemp("healthy")
-        )
+        world = replace(small(base(101, family)), reference=True)
+        folder = runs.plant(world, family, tmp_path_factory.mktemp("healthy"))
         return torch.load(folder / "train_data/2.pt", weights_only=True)["samples"]
 
-    return runs, samples
+    return samples
 
 
 @pytest.mark.parametrize("name", [*LATER_REPORTS, *THIRD_REPORTS])
-def test_a_later_report_is_planted(name, tmp_path, last_healthy):
-    report, (runs, samples) = outside.ALL_REPORTS[name], last_healthy
-    reports.write_report(report, runs, tmp_path)
-    healthy, planted = (
-        samples(report.family),
-        torch.load(tmp_path / "train_data/2.pt", weights_only=True)["samples"],
-    )
+def test_a_later_report_is_planted(name, runs, healthy, tmp_path):
+    planted = planted_at(2, name, runs, tmp_path)
     columns = {"rollout_log_probs", "log_probs", "loss_masks", "advantages", "ref_log_probs"}
     assert any(
         one[column].shape != other[column].shape or not torch.equal(one[column], other[column])
-        for one, other in zip(healthy, planted, strict=False)
+        for one, other in zip(healthy(outside.ALL_REPORTS[name].family), planted, strict=False)
         for column in columns & other.keys()
     )
