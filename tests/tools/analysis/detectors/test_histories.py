@@ -24,7 +24,7 @@ def repetition(logits, seen, at):
 
 @pytest.mark.parametrize("penalty", [frequency, presence, repetition])
 def test_a_penalty_is_named_by_what_came_before(penalty):
-    found = findings(run(warp=penalty))
+    found = findings(run(2, warp=penalty))
     assert set(found) == {"penalties"} and "holds back" in found["penalties"].title
 
 
@@ -35,7 +35,7 @@ def test_responses_that_end_at_once_do_not_hide_a_penalty():
         is_long = (r.segments.ids % 8 > 0) | (r.segments.within == 0)
         return {"mask": is_long}
 
-    assert set(findings(edited(run(warp=repetition), short))) == {"penalties"}
+    assert set(findings(edited(run(2, warp=repetition), short))) == {"penalties"}
 
 
 def test_samples_of_which_the_sampler_is_sure_do_not_hide_a_penalty():
@@ -45,7 +45,7 @@ def test_samples_of_which_the_sampler_is_sure_do_not_hide_a_penalty():
         is_sure = r.segments.ids % 8 == 0
         return {name: torch.where(is_sure, -1e-4, getattr(r, name)) for name in ("behavior", "proximal")}
 
-    assert set(findings(edited(run(warp=presence), sure))) == {"penalties"}
+    assert set(findings(edited(run(2, warp=presence), sure))) == {"penalties"}
 
 
 def test_a_temperature_and_rounded_weights_are_no_penalty():
@@ -81,7 +81,7 @@ def test_a_distance_that_falls_along_the_response_is_no_penalty():
     def falling(r):
         return {"proximal": r.proximal - 0.8 * torch.exp(-r.segments.within / 24)}
 
-    found = findings(edited(run(), falling))
+    found = findings(edited(run(2), falling))
     assert found and "penalties" not in found
 
 
@@ -89,7 +89,7 @@ def test_a_bias_on_a_token_is_named_by_its_id():
     def biased(logits, seen, at):
         return logits + 3.0 * (torch.arange(60) == 17)
 
-    found = findings(run(warp=biased))
+    found = findings(run(2, warp=biased))
     assert set(found) == {"logit_bias"} and "of id 17 (modulo 4096)" in found["logit_bias"].evidence
 
 
@@ -97,7 +97,7 @@ def test_biases_of_both_signs_are_named_by_their_ids():
     """Tokens that compete with a banned one gain, which is no bias of their own."""
     bias = torch.zeros(60)
     bias[[5, 6]], bias[[9, 10]] = 2.0, -4.0
-    found = findings(run(warp=lambda logits, seen, at: logits + bias))
+    found = findings(run(2, warp=lambda logits, seen, at: logits + bias))
     assert set(found) == {"logit_bias"}
     ids = found["logit_bias"].evidence.partition(" of id ")[2].split(" (")[0].split(", ")
     assert {"5", "6"} <= set(ids) <= {"5", "6", "9", "10"}
@@ -129,7 +129,7 @@ def test_ids_that_only_wrong_samples_have_are_no_bias():
         }
 
     generator = torch.Generator().manual_seed(0)
-    found = findings(edited(run(), wrong))
+    found = findings(edited(run(2), wrong))
     assert found and "logit_bias" not in found
 
 
@@ -138,7 +138,7 @@ def test_a_row_that_is_off_by_the_context_is_no_bias():
     policy = Policy()
     other = policy.table.clone()
     other[:, 17] += 2 + 2 * policy.normal(60)
-    found = findings(run(policy=policy, sampler=other))
+    found = findings(run(2, policy=policy, sampler=other))
     assert found and "logit_bias" not in found
 
 
@@ -152,7 +152,7 @@ def test_a_minimum_of_tokens_is_named_by_its_place():
         policy.table[:, 3] += 3.0
         return policy
 
-    found = findings(run(policy=likely_end(Policy()), warp=no_end))
+    found = findings(run(2, policy=likely_end(Policy()), warp=no_end))
     assert set(found) == {"minimum_length"}
     (place,) = (int(word) for word in found["minimum_length"].title.split() if word.isdecimal())
     assert 13 <= place <= 19
@@ -222,7 +222,7 @@ def at_temperature(logits, seen, at):
 
 
 def test_log_probs_that_were_divided_by_the_temperature_are_named_with_it():
-    divided = edited(tempered(run(warp=at_temperature)), lambda r: {"behavior": r.behavior / 0.7})
+    divided = edited(tempered(run(2, warp=at_temperature)), lambda r: {"behavior": r.behavior / 0.7})
     found = findings(divided)
     assert set(found) == {"scaled_log_probs"}
     told = found["scaled_log_probs"].title.partition("a temperature of ")[2].split()[0]
@@ -235,7 +235,7 @@ def test_log_probs_times_a_factor_are_named_with_it():
 
 
 def test_log_probs_from_before_the_temperature_are_not_scaled():
-    found = findings(tempered(run(warp=at_temperature)))
+    found = findings(tempered(run(2, warp=at_temperature)))
     assert set(found) == {"before_temperature"}
 
 
@@ -247,7 +247,7 @@ def test_a_softmax_over_rows_that_no_token_has_is_told_by_its_mass():
         mass = torch.exp(2 * torch.randn(997, generator=torch.Generator().manual_seed(3)) - 4)
         return {"proximal": r.proximal - torch.log1p(mass[context])}
 
-    found = findings(edited(run(), phantom))
+    found = findings(edited(run(2), phantom))
     assert (
         set(found) == {"truncated_sampling"}
         and "different sets of tokens" in found["truncated_sampling"].title

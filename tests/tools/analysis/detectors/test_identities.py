@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime_ext.tools.analysis.detectors.shared.identities import ratios, record_of
+from slime_ext.tools.analysis.detectors.shared.identities import Ratios, ratios, record_of
 from slime_ext.tools.analysis.findings import DETECTORS, examine
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from tests.tools.analysis.detectors.toys import Policy, diagnosed, edited, run, sampled
 from tests.tools.analysis.rollouts import rollout
 
@@ -38,13 +39,20 @@ def honest(seed, distance=0.5, samples=SAMPLES, kept=KINDS):
     )
 
 
+def ratios_of(rollout):
+    """The mean ratios of a rollout of which nothing else is measured."""
+    diagnosis = Diagnosis(measures={"Ratios": Ratios()})
+    diagnosis.add(rollout)
+    return ratios(diagnosis)
+
+
 def side(rollouts):
     return record_of(diagnosed(rollouts)).side
 
 
 def test_its_error_is_right():
     """200 runs: 95% intervals leave out about 5%, of the run, its rollout and its places together."""
-    zs = [ratio.mean.z for seed in range(200) for ratio in ratios(diagnosed([honest(seed)]))]
+    zs = [ratio.mean.z for seed in range(200) for ratio in ratios_of(honest(seed))]
     outside = sum(abs(z) > 1.96 for z in zs) / len(zs)
     assert len(zs) >= 600 and 0.02 <= outside <= 0.08, outside
     assert max(zs) < 5
@@ -55,7 +63,7 @@ def test_its_error_is_that_of_samples_drawn_again():
     one = honest(1)
     of_sample = torch.randn(SAMPLES, generator=torch.Generator().manual_seed(2)).repeat_interleave(LENGTH)
     one.proximal.add_(0.3 * of_sample)
-    error = next(ratios(diagnosed([one]))).mean.error
+    error = next(ratios_of(one)).mean.error
     sums = torch.expm1((one.proximal - one.behavior).double()).view(SAMPLES, LENGTH).sum(1)
     draws = torch.randint(SAMPLES, (4000, SAMPLES), generator=torch.Generator().manual_seed(3))
     assert error == pytest.approx(float((sums[draws].sum(1) / (SAMPLES * LENGTH)).std()), rel=0.1)
@@ -70,9 +78,10 @@ def test_no_honest_record_is_altered(distance):
 def test_a_garbled_sampler_is_honest_although_large_ratios_are_too_rare_to_be_drawn():
     trainer, sampler = Policy(1), Policy(2)
     rollouts = [sampled(trainer, number, sampler=2 * sampler.table) for number in range(6)]
-    whole = next(ratios(diagnosed(rollouts)))
+    d = diagnosed(rollouts)
+    whole = next(ratios(d))
     assert whole.mean.z < -6 and whole.mean.value < -0.1
-    assert record_of(diagnosed(rollouts)).side != "altered"
+    assert record_of(d).side != "altered"
 
 
 def test_a_large_run_tells_that_its_record_is_honest():

@@ -56,7 +56,7 @@ def disordered(rollout, cp, is_contiguous, pack):
 @pytest.mark.parametrize("is_contiguous", [True, False])
 @pytest.mark.parametrize("cp", [2, 4, 8])
 def test_chunks_of_another_layout_are_put_back_and_the_layout_is_named(cp, is_contiguous, pack):
-    found = findings(edited(run(), lambda r: disordered(r, cp, is_contiguous, pack)))
+    found = findings(edited(run(2), lambda r: disordered(r, cp, is_contiguous, pack)))
     assert set(found) == {"permuted_log_probs"}
     text = found["permuted_log_probs"].evidence
     assert f"context-parallel size {cp}" in text
@@ -87,7 +87,7 @@ def exchanged(source, count=SAMPLES):
     [(lambda i: i ^ 1, "of the same micro-batch"), (lambda i: (i + 24) % SAMPLES, "of another micro-batch")],
 )
 def test_log_probs_of_another_sample_are_put_back_and_its_micro_batch_is_said(source, said, count):
-    (finding,) = findings(edited(run(), exchanged(source, count))).values()
+    (finding,) = findings(edited(run(2), exchanged(source, count))).values()
     assert finding.name == "other_log_probs" and finding.severity == "error"
     assert said in finding.title and finding.explains > 0.98
 
@@ -126,7 +126,7 @@ def test_the_number_of_borrowed_log_probs_is_estimated(count, is_end):
         behavior[::8, at] = r.behavior.view(SAMPLES, LENGTH)[3::8, 20 : 20 + count]
         return {"behavior": behavior.flatten()}
 
-    (finding,) = findings(edited(run(), edit)).values()
+    (finding,) = findings(edited(run(2), edit)).values()
     assert finding.name == "other_log_probs"
     assert f"{'last' if is_end else 'first'} {count} log-probs" in finding.evidence
 
@@ -143,7 +143,7 @@ def test_starts_of_the_request_before_are_named_though_its_text_begins_alike(sha
         rows["behavior"][3::3, :count] = rows["behavior"][2:-1:3, :count].clone()
         return {name: row.flatten() for name, row in rows.items()}
 
-    (finding,) = findings(edited(run(), edit)).values()
+    (finding,) = findings(edited(run(2), edit)).values()
     assert finding.name == "other_log_probs" and finding.explains > 0.9
     assert f"the first {count} log-probs" in finding.evidence
 
@@ -167,7 +167,7 @@ def test_the_number_of_far_tokens_at_one_end_is_estimated(count, is_end):
         far = (place < count) & (r.segments.ids % 8 == 0)
         return {"behavior": torch.where(far, r.behavior - 1 - torch.rand(r.size, generator=g), r.behavior)}
 
-    (finding,) = findings(edited(run(), edit)).values()
+    (finding,) = findings(edited(run(2), edit)).values()
     place = f"{'last' if is_end else 'first'}{f' {count}' if count > 1 else ''} token"
     assert finding.name == "shared_place" and place in finding.title
 
@@ -210,7 +210,7 @@ def test_values_that_were_cut_from_the_end_of_padded_rows_are_put_back(side, of,
         shorter = with_lengths(r, tuple(lengths))
         return replace(shorter, **{side: padded(getattr(shorter, side), lengths, of, g)})
 
-    (finding,) = findings([edit(r) for r in run()]).values()
+    (finding,) = findings([edit(r) for r in run(2)]).values()
     assert finding.name == "permuted_log_probs" and "cut from the end" in finding.title
     if of < 16 and shortest < 44:  # the longest of 16 is nearly as long as that of all
         assert f"of {of} neighbouring samples" in finding.title
@@ -267,14 +267,14 @@ def test_tokens_from_a_place_on_are_not_the_last_ones():
 
 
 def test_last_tokens_at_every_place_are_named():
-    rollouts = of_lengths(run(), lambda i: LENGTH if i % 4 == 0 else 24 + i % 24, LENGTH)
+    rollouts = of_lengths(run(2), lambda i: LENGTH if i % 4 == 0 else 24 + i % 24, LENGTH)
     found = findings(far_off(rollouts, lambda within, from_end: from_end < 10))
     assert set(found) == {"shared_place"} and not found["shared_place"].or_else
 
 
 def test_last_tokens_of_responses_of_one_length_may_be_those_from_a_place_on():
     """Responses end at 48 tokens or by 30, so nothing else is at the places of the last 10."""
-    rollouts = of_lengths(run(), lambda i: LENGTH if i % 4 == 0 else 18 + i % 12, LENGTH)
+    rollouts = of_lengths(run(2), lambda i: LENGTH if i % 4 == 0 else 18 + i % 12, LENGTH)
     (finding,) = findings(far_off(rollouts, lambda within, from_end: within >= 38)).values()
     assert finding.name == "shared_place" and finding.severity == "warning"
     assert finding.or_else == ("position_drift", "kv_precision")

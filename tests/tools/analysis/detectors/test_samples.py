@@ -269,7 +269,7 @@ def test_log_probs_of_other_samples_are_named():
         rows[[3, 40]], rows[[11, 19]] = rows[[40, 3]], rows[[19, 11]]
         return {"behavior": rows.flatten()}
 
-    found = findings(edited(run(), swapped))
+    found = findings(edited(run(2), swapped))
     assert set(found) == {"other_log_probs"} and "of another sample" in found["other_log_probs"].title
 
 
@@ -281,7 +281,7 @@ def test_log_probs_that_fit_another_sample_only_roughly_are_not_its_own(noise, i
         rows[:16] = rows[:16].roll(5, 0) + noise * torch.randn(16, LENGTH, generator=g)
         return {"behavior": rows.flatten().clamp(max=-1e-6)}
 
-    found = findings(edited(run(), swapped))
+    found = findings(edited(run(2), swapped))
     assert ("other_log_probs" in found and "of another sample" in found["other_log_probs"].title) == is_one
 
 
@@ -297,7 +297,7 @@ def test_log_probs_that_are_many_places_late_in_their_own_list_are_named_with_th
             rows[i] = torch.cat([-6 * torch.rand(size, generator=g), rows[i][:-size]])
         return {side: rows.flatten()}
 
-    found = findings(edited(run(), late))
+    found = findings(edited(run(2), late))
     assert set(found) == {"other_log_probs"}
     (finding,) = found.values()
     assert "other places of their own list" in finding.title and finding.explains > 0.95
@@ -305,13 +305,13 @@ def test_log_probs_that_are_many_places_late_in_their_own_list_are_named_with_th
 
 
 def test_log_probs_of_an_attempt_before_are_named():
-    before = run(policy=Policy(9))
+    before = run(2, policy=Policy(9))
 
     def retried(r):
         is_retried = r.segments.ids % 9 == 0
         return {"behavior": torch.where(is_retried, before[r.rollout_id].behavior, r.behavior)}
 
-    found = findings(edited(run(), retried))
+    found = findings(edited(run(2), retried))
     assert set(found) == {"other_log_probs"} and "an earlier attempt" in found["other_log_probs"].title
 
 
@@ -347,7 +347,7 @@ def test_log_probs_in_another_order_are_no_dropout():
         cuts = [12 + i % 9 for i in range(SAMPLES)]
         return {"proximal": torch.cat([row.roll(cut) for row, cut in zip(rows, cuts, strict=True)])}
 
-    found = findings(edited(run(), reordered))
+    found = findings(edited(run(2), reordered))
     assert found and not {"dropout", "packing_leak"} & set(found)
 
 
@@ -357,7 +357,7 @@ def test_chunks_in_the_wrong_order_are_named():
         first, second, third, fourth = rows.tensor_split(4, dim=1)
         return {"proximal": torch.cat([first, third, fourth, second], 1).flatten()}
 
-    assert set(findings(edited(run(), joined))) == {"permuted_log_probs"}
+    assert set(findings(edited(run(2), joined))) == {"permuted_log_probs"}
 
 
 def test_samples_behind_others_of_their_pack_are_a_leak():
@@ -371,7 +371,7 @@ def test_a_leak_is_told_from_a_stale_prefix_by_the_side_that_differs():
     """The samples behind another of their pack may be those whose prompt was cached."""
     places = tuple(i % 4 for i in range(SAMPLES))
     labels = {"places": places, "cached": tuple(7 * (place > 0) for place in places)}
-    found = findings(edited(shaken(run(), lambda i: i % 4), lambda r: labels))
+    found = findings(edited(shaken(run(2), lambda i: i % 4), lambda r: labels))
     assert set(found) == {"packing_leak"}
 
 
@@ -397,7 +397,7 @@ def test_a_prompt_that_one_side_lacks_is_told_by_a_distance_that_falls():
         noise = torch.randn(r.size, generator=g) * size - size.square() / 2  # the mean ratio stays 1
         return {"proximal": (r.proximal + noise).clamp(max=-1e-5), "groups": None}
 
-    found = findings(edited(run(samples=64), cut))
+    found = findings(edited(run(2, samples=64), cut))
     assert "prefix_mismatch" in found or "prompt_cut" in found
     assert PROMPTS == 8
 
@@ -405,7 +405,7 @@ def test_a_prompt_that_one_side_lacks_is_told_by_a_distance_that_falls():
 def test_noise_that_is_loud_leans_below_zero_and_is_dense_all_the_same():
     """What is likely for the sampler by its noise is sampled, so few tokens are likelier for the trainer."""
     policy = Policy()
-    found = findings(run(policy=policy, sampler=policy.table + 1.3 * policy.normal(60, 60)))
+    found = findings(run(2, policy=policy, sampler=policy.table + 1.3 * policy.normal(60, 60)))
     assert "quantised" in found and "layer" in {"layer", *found["quantised"].or_else}
 
 

@@ -27,7 +27,7 @@ def test_a_healthy_run_shares_nothing():
 
 def test_lone_log_probs_that_were_filled_in_are_named_by_their_value():
     for share, value in ((0.003, 0.0), (0.02, 0.0), (0.01, -20.0)):
-        found = findings(edited(run(), filled(share, value)))
+        found = findings(edited(run(2), filled(share, value)))
         assert set(found) == {"shared_value"}, (share, value)
         assert f"{value:g}" in found["shared_value"].title and found["shared_value"].says == "cause"
 
@@ -49,7 +49,7 @@ def test_different_tokens_with_a_value_are_not_counted_once_a_rollout():
     def three_ids(r):
         return {"behavior": torch.where((r.tokens >= 7) & (r.tokens < 10), -20.0, r.behavior)}
 
-    found = findings(edited(run(), three_ids))
+    found = findings(edited(run(2), three_ids))
     assert set(found) == {"shared_value"}
     assert " tokens have at least 3 different ids." in found["shared_value"].evidence
 
@@ -70,7 +70,7 @@ def test_tokens_that_nobody_sampled_are_tool_output_and_no_lost_log_probs():
         proximal = torch.where(is_tool, -9.0, r.proximal)
         return {"behavior": torch.where(is_tool, 0.0, r.behavior), "proximal": proximal}
 
-    assert set(findings(edited(run(), padded))) == {"tool_tokens"}
+    assert set(findings(edited(run(2), padded))) == {"tool_tokens"}
 
 
 @pytest.mark.parametrize(("others", "name"), [(-1.0, "tool_tokens"), (0.0, "greedy_sampling")])
@@ -83,7 +83,7 @@ def test_told_tokens_in_the_mask_and_sampled_ones_outside_it_are_an_inverted_mas
         proximal = torch.where(is_tool, 3 * r.proximal - 1, r.proximal)
         return {"behavior": behavior, "proximal": proximal, "mask": is_tool}
 
-    found = findings(edited(run(), inverted))
+    found = findings(edited(run(2), inverted))
     assert set(found) == {name}
     assert ("the mask is inverted" in found[name].title) == (name == "tool_tokens")
 
@@ -100,7 +100,7 @@ def test_samples_of_which_a_wrong_mask_leaves_nothing_are_not_selected(is_invert
         mask = is_tool if is_inverted else is_right
         return {"behavior": behavior, "proximal": proximal, "mask": mask, "dropped": torch.zeros(0, 4)}
 
-    found = findings(edited(run(), selected))
+    found = findings(edited(run(2), selected))
     assert set(found) == {"tool_tokens" if is_inverted else "selection_bias"}
 
 
@@ -110,7 +110,7 @@ def test_accepted_drafts_without_a_log_prob_are_no_tool_output():
         is_draft = torch.rand(r.size, generator=g) < 0.9 * r.behavior.exp().sqrt()
         return {"behavior": torch.where(is_draft, 0.0, r.behavior)}
 
-    assert set(findings(edited(run(), accepted))) == {"shared_value"}
+    assert set(findings(edited(run(2), accepted))) == {"shared_value"}
 
 
 def test_the_last_tokens_of_cut_responses_are_named_with_their_status():
@@ -121,7 +121,7 @@ def test_the_last_tokens_of_cut_responses_are_named_with_their_status():
         is_last = r.segments.within >= LENGTH - 3
         return {"behavior": torch.where(is_cut & is_last, -20.0 - r.behavior, r.behavior), "statuses": cut}
 
-    found = findings(edited(run(), wrong_at_the_end))
+    found = findings(edited(run(2), wrong_at_the_end))
     assert set(found) == {"shared_place"}
     assert "the last 3 tokens of responses that were cut at the limit" in found["shared_place"].title
 
@@ -135,7 +135,7 @@ def test_a_grammar_that_forces_some_tokens_and_restricts_others_is_constrained_d
         few = allowed if at % 3 else torch.arange(60) == at
         return torch.where(few, logits, -1e9)
 
-    assert set(findings(run(warp=grammar))) == {"constrained_decoding"}
+    assert set(findings(run(2, warp=grammar))) == {"constrained_decoding"}
 
 
 def test_the_end_of_a_thought_that_a_budget_forces_is_no_tool_output():
@@ -144,7 +144,7 @@ def test_the_end_of_a_thought_that_a_budget_forces_is_no_tool_output():
         has_ended = seen[:, 7:8] > 0
         return logits if at != 24 else torch.where(is_end | has_ended, logits, -1e9)
 
-    found = findings(run(warp=budget))
+    found = findings(run(2, warp=budget))
     assert set(found) == {"constrained_decoding"}
     forced = found["constrained_decoding"]
     assert forced.or_else == ("tool_tokens",) and "Token 7" in forced.title
@@ -164,7 +164,7 @@ def test_labels_that_are_rolled_within_chunks_are_named_with_their_number(chunks
         g = torch.Generator().manual_seed(r.rollout_id)
         return {"proximal": torch.where(is_begin, -4 - 8 * torch.rand(r.size, generator=g), r.proximal)}
 
-    found = findings(edited(run(), rolled))
+    found = findings(edited(run(2), rolled))
     assert set(found) == {"shared_place"} and f"({chunks} chunks" in found["shared_place"].title
     assert found["shared_place"].severity == "error" and found["shared_place"].explains > 0.9
 
