@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 from slime_ext.tools.analysis import document as d
@@ -16,17 +17,13 @@ EVIL = "<script>document.title='ran'</script><img src=x onerror=\"document.title
 
 def document(name="healthy", noise=0.02, rollouts=6, **changes):
     """What the analysis would hand to the page."""
-    found = [rollout(seed=i, rollout_id=i, noise=noise, samples=24) for i in range(rollouts)]
-    logs = [x for r in found for x in r.log_ratio[r.mask].tolist()]
-    total = _numbers(logs, noise, 0)
-    effects = whatif(found)
-    fields = {
+    measured = _measured(noise, rollouts)
+    fields = measured | {
         "name": name,
         "paths": ("runs/x/dumps",),
         "made_with": "slime-ext analyze",
         "skipped": (d.Skipped(path="3.pt", reason="the file is truncated"),),
         "notes": ("0.pt: no text",),
-        "total": total,
         "findings": (
             d.Finding(
                 name="stale_weights",
@@ -37,9 +34,6 @@ def document(name="healthy", noise=0.02, rollouts=6, **changes):
                 rollouts=(3, 4),
             ),
         ),
-        "distribution": _bins(logs),
-        "curves": tuple(_curve(n, noise) for n in ("position", "staleness", "probability", "outcome")),
-        "timeline": tuple(d.Moment(rollout_id=i, numbers=_numbers(logs, noise, i)) for i in range(rollouts)),
         "worst": (
             d.Worst(kind="sequence", rollout_id=1, position=2, log_ratio=-3.0, tokens=4, text=EVIL),
             d.Worst(
@@ -56,11 +50,24 @@ def document(name="healthy", noise=0.02, rollouts=6, **changes):
                 ),
             ),
         ),
-        "effects": effects,
-        "recommendation": recommend(effects, replace(total, ess_sequence=0.5)),
-        "suggestions": suggest(found, 0.05),
+        "recommendation": recommend(measured["effects"], replace(measured["total"], ess_sequence=0.5)),
     }
     return d.Document(**fields | changes)
+
+
+@cache
+def _measured(noise, rollouts):
+    """The numbers of a document, which no test changes."""
+    found = [rollout(seed=i, rollout_id=i, noise=noise, samples=24) for i in range(rollouts)]
+    logs = [x for r in found for x in r.log_ratio[r.mask].tolist()]
+    return {
+        "total": _numbers(logs, noise, 0),
+        "distribution": _bins(logs),
+        "curves": tuple(_curve(n, noise) for n in ("position", "staleness", "probability", "outcome")),
+        "timeline": tuple(d.Moment(rollout_id=i, numbers=_numbers(logs, noise, i)) for i in range(rollouts)),
+        "effects": whatif(found),
+        "suggestions": suggest(found, 0.05),
+    }
 
 
 def _numbers(logs, noise, i):

@@ -219,7 +219,7 @@ def run(world: World) -> list[DumpedRollout]:
     return deepcopy(_made(world))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _made(world: World) -> list[DumpedRollout]:
     g = torch.Generator().manual_seed(world.seed)
     first = Weights.random(g, world.moe, world.vocabulary)

@@ -30,6 +30,7 @@ from tests.tools.analysis.synthetic import (
 
 FP8 = torch.float8_e4m3fn
 SMALL = World(rollouts=4, samples=32, length=64)
+PAIR = replace(SMALL, rollouts=2)
 BF = SMALL.engine
 LONG_MEMORY = Arithmetic(stays=0.99, reads=0.05)
 SUM = Arithmetic(stays=1.0, reads=0.02)
@@ -283,7 +284,7 @@ def test_a_shift_in_some_responses_is_found(samples):
 @pytest.mark.parametrize("length", [8, pytest.param(64, marks=pytest.mark.slow)])
 def test_zeros_that_a_shift_puts_on_other_tokens_are_no_tool_output(length):
     for confidence in (6, 60):
-        rollouts = run(replace(SMALL, length=length, trainer=Arithmetic(confidence=confidence)))
+        rollouts = run(replace(PAIR, length=length, trainer=Arithmetic(confidence=confidence)))
         cases = {by: (padded_late(rollouts, by), {"off_by_one"}) for by in (1, -1, 2, -2)}
         assert mistaken(cases) == {}, confidence
 
@@ -305,7 +306,7 @@ def test_tool_output_in_the_mask_is_found_whatever_the_model(samples):
 
 @pytest.mark.parametrize("samples", SIZES)
 def test_greedy_sampling_is_found_whatever_the_model(samples):
-    runs = of_confidence(replace(engine(top_k=1), samples=samples), 0, 2, 20)
+    runs = of_confidence(replace(engine(top_k=1), samples=samples, rollouts=2), 0, 2, 20)
     assert mistaken({c: (rollouts, {"greedy_sampling"}) for c, rollouts in runs.items()}) == {}
 
 
@@ -344,7 +345,7 @@ def test_what_begins_after_a_push_is_no_temperature():
 @pytest.mark.parametrize("vocabulary", [64, pytest.param(512, marks=pytest.mark.slow)])
 def test_log_probs_from_before_the_temperature_are_told_apart(vocabulary):
     for temperature in (0.8, 1.1):
-        setting = engine(temperature=temperature, recorded_temperature=1.0)
+        setting = replace(engine(temperature=temperature, recorded_temperature=1.0), rollouts=2)
         world = replace(setting, vocabulary=vocabulary, score_temperature=temperature)
         runs = of_confidence(world, 0, 6)
         assert mistaken({c: (rollouts, {"before_temperature"}) for c, rollouts in runs.items()}) == {}
@@ -368,7 +369,7 @@ def test_noise_of_nearly_uniform_policies_is_no_temperature():
 )
 def test_top_p_is_found_at_another_temperature_too(vocabulary, confidence):
     for temperature, top_p in ((0.6, 0.95), (0.8, 0.95), (0.7, 0.9), (1.2, 0.9)):
-        setting = engine(temperature=temperature, top_p=top_p)
+        setting = replace(engine(temperature=temperature, top_p=top_p), rollouts=2)
         world = replace(setting, vocabulary=vocabulary, trainer=Arithmetic(confidence=confidence))
         ((only,), _) = examine(diagnosed(run(world)))
         assert only.name == "truncated_sampling" and "temperatures differ, too" in only.evidence
