@@ -11,12 +11,13 @@ import torch
 from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.findings.recommend import recommend
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from tests.tools.analysis.rollouts import joined
 from tests.tools.analysis.synthetic import World, run
 
 
 def diagnosed(rollouts, of_detectors=None):
     diagnosis = Diagnosis(measures=measures(None) if of_detectors is None else of_detectors)
-    for rollout in rollouts:
+    for rollout in joined(rollouts):
         diagnosis.add(rollout)
     return diagnosis
 

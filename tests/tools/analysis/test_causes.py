@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.faults.figures import joined
 from slime_ext.tools.analysis.findings import examine
 from tests.tools.analysis.rollouts import rollout as random_rollout
 from tests.tools.analysis.synthetic import BF16, Arithmetic, Engine, World, recorded_late, run
@@ -84,8 +85,9 @@ def test_no_part_of_a_run_whose_weights_lag_has_an_error():
     for known in (True, False):
         if not known:
             rollouts = [replace(r, newest=int(r.versions.max())) for r in rollouts]
+        parts = [diagnosed([rollout]) for rollout in rollouts]
         for size, begin in ((s, b) for s in (3, 5) for b in range(len(rollouts) - s + 1)):
-            findings, _ = examine(diagnosed(rollouts[begin : begin + size]))
+            findings, _ = examine(joined(parts[begin : begin + size]))
             named = {name for f in findings for name in (f.name, *f.or_else)}
             assert "stale_weights" in named and not [f for f in findings if f.severity == "error"], begin
 

@@ -32,6 +32,7 @@ from slime_ext.tools.analysis.page.pictures import _shares, pictures
 from tests.tools.analysis.documents import EVIL, document
 
 NAMES = ("distribution", "timeline", "position", "staleness", "probability")
+UNDRAWN = {"distribution": (), "timeline": (), "curves": ()}  # a page without pictures
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +170,7 @@ def test_tiles_say_where_a_number_is_healthy_as_docs_metrics_does():
 def test_little_that_was_looked_at_is_never_green():
     def page(*states):
         rows = [Looked(name="layer", state=state, detail="x") for state in states]
-        return render(document(findings=(), detectors=tuple(rows)))
+        return render(document(findings=(), detectors=tuple(rows), **UNDRAWN))
 
     few = page("nothing", "could not look", "could not look")
     assert "1 of 3 checks ran" in few and 'finding note" data-finding="none"' in few
@@ -178,8 +179,8 @@ def test_little_that_was_looked_at_is_never_green():
 
 def test_nothing_green_stands_beside_an_error():
     error = replace(document().findings[0], severity="error")
-    found = document(findings=(error,), recommendation=recommend((), document().total, (error,)))
-    text = render(found)
+    recommendation = recommend((), document().total, (error,))
+    text = render(document(findings=(error,), recommendation=recommendation, **UNDRAWN))
     assert "No correction is recommended before the faults are fixed" in text and "finding good" not in text
     assert "--custom-" not in text
 
@@ -205,9 +206,8 @@ def test_an_estimate_that_cannot_be_true_is_not_shown():
     assert found == {"χ², token": [("0", "good")], "χ², sequence": [("11", "bad")]}
 
 
-def test_five_corrections_are_shown_and_the_rest_is_folded():
-    text = render(document())
-    shown, folded = text.split('<details class="more">')
+def test_five_corrections_are_shown_and_the_rest_is_folded(page):
+    shown, folded = page.split('<details class="more">')
     assert shown.count('data-name="ESS"') <= 5 < shown.count("<tr") and 'data-name="ESS"' in folded
 
 
