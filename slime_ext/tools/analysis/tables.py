@@ -132,12 +132,13 @@ def run_begins(*keys: Tensor) -> Tensor:
 
 def _is_begin(*keys: Tensor) -> numpy.ndarray:
     """Returns whether a run of equal entries begins at each place, [N] bool."""
-    first, *others = (key.numpy() for key in keys)
+    first = keys[0].numpy()
     is_begin = numpy.empty(len(first), dtype=bool)
     is_begin[:1] = True
     numpy.not_equal(first[1:], first[:-1], out=is_begin[1:])
-    for key in others:
-        is_begin[1:] |= key[1:] != key[:-1]
+    for key in keys[1:]:
+        numbers = key.numpy()
+        is_begin[1:] |= numbers[1:] != numbers[:-1]
     return is_begin
 
 
