@@ -16,6 +16,7 @@ BINS = LogBins(low=-40, high=64, digits=8)  # each at most 0.4% of its value wid
 ZERO = BINS.side + 1  # the bin around 0
 LOWER_ENDS = BINS.lower_ends(torch.arange(ZERO + 1))  # by distance from it, because every rollout reads them
 MOST_PIECES = 8  # joining them takes as long as adding one to all bins, and each may hold many
+SPARSE = 32  # keys for each value from which sorting the values is faster than counting by key
 BARS = LogBins(digits=3)  # of the distribution on the page
 
 
@@ -26,7 +27,7 @@ class Histogram:
     A rollout has values in a few hundred of the 131,072 bins, so only these are kept.
 
     Args:
-        pieces: keys of bins and number of values in each, [N] int64, for each call of ``add``, until
+        pieces: keys of bins and number of values in each, [N], for each call of ``add``, until
             they are joined.
         smallest, largest: the extremes, exact.
     """
@@ -46,6 +47,9 @@ class Histogram:
             return
         keys = BINS.keys(values)
         first, last = (int(key) for key in keys.aminmax())
+        if SPARSE * len(keys) < last - first:
+            self._append(*numpy.unique(keys.numpy(), return_counts=True))
+            return
         # Values that are close to each other have few of the keys.
         counts = torch.bincount(keys.sub_(first), minlength=last + 1 - first).numpy()
         there = numpy.flatnonzero(counts != 0)  # of flags, in a fifth of the time
