@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,6 +37,12 @@ class Turn:
     version: str = ""  # that the engine reports instead of ``versions``: a string at will
     told_reward: float | None = None  # that reaches the trainer, if not ``reward``
     advantages: Tensor | None = None  # by token, if not ``advantage`` at all of them
+
+
+def copied(turn: Turn) -> Turn:
+    """Returns a sample whose tensors can be changed in place."""
+    own = {name: value.clone() for name, value in vars(turn).items() if isinstance(value, Tensor)}
+    return replace(turn, **own)
 
 
 def write_rollout(folder: Path, world, rollout_id: int, turns: list[Turn]) -> None:

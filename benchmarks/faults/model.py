@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -246,16 +247,9 @@ class Model:
         return x * kept / (1 - self.how.dropout)
 
     def _rotary(self, begin: int, count: int) -> tuple[Tensor, Tensor]:
-        half = self.shape.head // 2
-        rate = self.shape.theta ** (-torch.arange(half) / half)
-        positions = torch.arange(begin, begin + count)
-        if self.how.local_positions:
-            positions = local_positions(count, self.how.local_positions)
-        if begin:
-            positions = positions // self.how.verified * self.how.verified + self.how.jump
-        angle = torch.outer(positions / self.how.stretch, rate)
-        both = torch.cat([angle, angle], -1)[:, None]
-        return both.cos(), both.sin()
+        shape, how = self.shape, self.how
+        places = how.local_positions, how.verified, how.jump
+        return turns(shape.head // 2, shape.theta, how.stretch, places, begin, count)
 
     def _attention(self, w, layer: int, x: Tensor, turn, cache: Cache, begin: int) -> Tensor:
         x, (batch, count, _) = self._rounded(x), x.shape
@@ -363,6 +357,24 @@ def log_softmax(logits: Tensor, how: How) -> Tensor:
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean x^2 + eps) * weight."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+@lru_cache(maxsize=1024)
+def turns(
+    half: int, theta: float, stretch: float, places: tuple[int, int, int], begin: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary angles of ``count`` positions, [N, 1, size].
+
+    ``places``: ``local_positions``, ``verified`` and ``jump`` of ``How``.
+    """
+    ranks, verified, jump = places
+    rate = theta ** (-torch.arange(half) / half)
+    positions = local_positions(count, ranks) if ranks else torch.arange(begin, begin + count)
+    if begin:
+        positions = positions // verified * verified + jump
+    angle = torch.outer(positions / stretch, rate)
+    both = torch.cat([angle, angle], -1)[:, None]
+    return both.cos(), both.sin()
 
 
 def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

@@ -8,7 +8,6 @@ The trainer learns (Adam on REINFORCE). What it and the sampler did is written i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from benchmarks.faults.dump import Turn, told, write_arguments, write_layers, write_rollout
+from benchmarks.faults.dump import Turn, copied, told, write_arguments, write_layers, write_rollout
 from benchmarks.faults.model import (
     BF16,
     Cache,
@@ -210,7 +209,7 @@ def write(world: World, folder: Path, history: Any = None, memo: dict | None = N
         key = (repr(replace(world, **NOT_SAMPLING)), r)
         if key not in run.memo:
             run.memo[key] = [turn for part in _sampled(run) for turn in part]
-        turns = deepcopy(run.memo[key])
+        turns = [copied(turn) for turn in run.memo[key]]
         if world.handed:
             world.handed(turns, run)
         scored = _scored(run, turns)
