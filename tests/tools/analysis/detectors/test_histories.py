@@ -81,7 +81,7 @@ def test_a_distance_that_falls_along_the_response_is_no_penalty():
     def falling(r):
         return {"proximal": r.proximal - 0.8 * torch.exp(-r.segments.within / 24)}
 
-    found = findings(edited(run(2), falling))
+    found = findings(edited(run(), falling))
     assert found and "penalties" not in found
 
 
@@ -129,7 +129,7 @@ def test_ids_that_only_wrong_samples_have_are_no_bias():
         }
 
     generator = torch.Generator().manual_seed(0)
-    found = findings(edited(run(2), wrong))
+    found = findings(edited(run(), wrong))
     assert found and "logit_bias" not in found
 
 
@@ -138,7 +138,7 @@ def test_a_row_that_is_off_by_the_context_is_no_bias():
     policy = Policy()
     other = policy.table.clone()
     other[:, 17] += 2 + 2 * policy.normal(60)
-    found = findings(run(2, policy=policy, sampler=other))
+    found = findings(run(policy=policy, sampler=other))
     assert found and "logit_bias" not in found
 
 

@@ -281,7 +281,7 @@ def test_log_probs_that_fit_another_sample_only_roughly_are_not_its_own(noise, i
         rows[:16] = rows[:16].roll(5, 0) + noise * torch.randn(16, LENGTH, generator=g)
         return {"behavior": rows.flatten().clamp(max=-1e-6)}
 
-    found = findings(edited(run(2), swapped))
+    found = findings(edited(run(), swapped))
     assert ("other_log_probs" in found and "of another sample" in found["other_log_probs"].title) == is_one
 
 
@@ -347,7 +347,7 @@ def test_log_probs_in_another_order_are_no_dropout():
         cuts = [12 + i % 9 for i in range(SAMPLES)]
         return {"proximal": torch.cat([row.roll(cut) for row, cut in zip(rows, cuts, strict=True)])}
 
-    found = findings(edited(run(2), reordered))
+    found = findings(edited(run(), reordered))
     assert found and not {"dropout", "packing_leak"} & set(found)
 
 
