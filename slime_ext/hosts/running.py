@@ -84,7 +84,7 @@ class Host(HostCode):
 
     def near_texts(self) -> Iterator[str]:
         room = self.loss.__name__.rpartition(".")[0]
-        return (source(module) for name, module in list(sys.modules.items()) if name.startswith(room))
+        return (source(module) for module in loaded(room) if module.__name__.startswith(room))
 
     def texts(self) -> Iterator[str]:
         folders = sys.modules[self.name].__path__
