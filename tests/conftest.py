@@ -1,4 +1,4 @@
-"""Markers, the numbers of threads that make two workers share two cores, and an interrupt that is heard."""
+"""Markers, one thread for each of the workers that share the cores, and an interrupt that is heard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with contextlib.suppress(ValueError):  # not in the main thread
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """Two workers share two cores. Not at import, because xdist's controller needs no torch: 1.5 s."""
+    """Workers share the cores. Not at import, because xdist's controller needs no torch: 1.5 s."""
     import torch
 
     torch.set_num_threads(1)
@@ -65,6 +65,7 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """Exempts modules and test items from garbage collections, which would visit them again and again."""
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)  # after 700 new objects, Python spends 4% of the time
     gc.enable()
 
 
