@@ -59,7 +59,7 @@ def named(
     return built(where, known[name], values)
 
 
-_hints = functools.cache(get_type_hints)
+_hints = functools.cache(get_type_hints)  # which evaluates each annotation anew
 
 
 def read(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[str] = ()) -> dict[str, Any]:

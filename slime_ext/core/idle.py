@@ -1,9 +1,10 @@
 """Refuses steps that change nothing.
 
-Each step runs on a batch on which every sensible step acts. It has ratios of tokens from e^-88 to e^88, small
-and large products and means over sequences, both signs of the advantage, and ages from 0 to 1000. A step acts
-if it changes a weight or rejects a token of the batch, whatever the other steps reject. A correction costs a
-few milliseconds, once per process, because the tensors are small, on the CPU, and results are remembered.
+A bound that is far within the range of the batch surely acts. Every other step runs on the batch, on which
+every sensible step acts. The batch has ratios of tokens from e^-88 to e^88, small and large products and
+means over sequences, both signs of the advantage, and ages from 0 to 1000. A step acts if it changes a weight
+or rejects a token of the batch, whatever the other steps reject. A correction costs a few milliseconds, once
+per process, because the tensors are small, on the CPU, and results are remembered.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ ONCE = (Normalize, SecondMoment)  # allowed once, because one of two undoes or i
 TABLES: tuple[Mapping[str, Any], ...] = (STEPS, PREFIX_STEPS, FORMS, SURROGATES, TERMS)
 NAMES = {cls: name for table in TABLES for name, cls in table.items()}
 
-SURE_CAP = 1e5  # of ratios
-# Statistic -> an upper bound far below its largest values on the batch.
+SURE_CAP = 1e5  # a bound on ratios, far below the batch's e^FAR; its inverse is far above e^-FAR
+# Statistic -> an upper bound far below the statistic's largest values on the batch, in nats; tv has no unit.
 SURE_BOUNDS = {"k1": 5.0, "k2": 5.0, "k3": 5.0, "binary_kl": 1.0, "binary_kl_max": 1.0, "tv": 0.5}
 SURE_WHEN = ("always", "negative_advantage", "positive_advantage", "outward")
 FAR = 88.0  # nats, the largest log-ratio of a token: float32 holds bounds up to e^88.7
@@ -90,8 +91,8 @@ def check_steps(
 def _surely_act(steps: Sequence[Step]) -> bool:
     """Whether each step is known to act without a run on the wild batch, so that nobody waits for torch.
 
-    The batch has ratios up to e^FAR at every level, of both signs of the advantage, in both directions. So
-    weights differ, and a bound far within that acts, whatever the other steps reject.
+    At every level, and for both signs of the advantage, the batch has ratios from e^-FAR to e^FAR. So its
+    weights differ, and a bound far within that range acts, whatever the other steps reject.
     """
     is_weighted = any(type(step) is Reweight for step in steps[:1])
     others = steps[is_weighted:]
@@ -104,7 +105,7 @@ def _surely_acts(step: Step) -> bool:
     if type(step) is Truncate:
         return step.high <= SURE_CAP
     if type(step) is Clip:
-        return step.low < step.high <= SURE_CAP
+        return step.low < step.high <= SURE_CAP  # between equal bounds, all weights would be 1
     if type(step) is Veto:
         return (step.low or 0) >= 1 / SURE_CAP or (step.high or math.inf) <= SURE_CAP
     if type(step) is Reject and step.when in SURE_WHEN and step.high is not None:

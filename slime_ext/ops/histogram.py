@@ -67,7 +67,9 @@ class LogBins:
         return (values.float().view(torch.int32) >> (MANTISSA - self.digits)).add_(self.size // 2)
 
     def places(self, keys: Any) -> Any:
-        """Returns the bin of each key, [N], a tensor or an array as ``keys`` is.
+        """Returns the bin of each key, [N], dimensionless; a tensor or an array as ``keys`` is.
+
+        ``ordered`` sums counts over the keys of a bin. This is for few keys, without a table of all.
 
         >>> bins = LogBins(low=-1, high=2, digits=1)
         >>> bins.places(bins.keys(torch.tensor([-0.5, 0.1, 3.0, 9.0]))).tolist()

@@ -54,3 +54,11 @@ def test_a_quantile_beyond_the_ends_is_infinite_and_0_around_0():
     bins = LogBins(low=-3, high=2, digits=1)
     found = [bins.quantile(counted(bins, [x, x, x]), 0.5) for x in (-9.0, -0.01, 0.0, 0.01, 9.0)]
     assert found == [-math.inf, 0, 0, 0, math.inf]
+
+
+@pytest.mark.parametrize("bins", BINS, ids=str)
+def test_the_place_of_a_key_is_the_bin_that_its_count_goes_to(bins):
+    keys = torch.arange(bins.size)
+    of_places = torch.zeros(bins.count, dtype=torch.int64).index_add_(0, bins.places(keys), keys)
+    assert torch.equal(of_places, bins.ordered(keys))
+    assert bins.places(keys.numpy()).tolist() == bins.places(keys).tolist()

@@ -197,9 +197,10 @@ class Sandbox:
         if run.unknown[command] > ENDLESS and run.end:
             run.end()
         is_waited_for = run.unknown[command] > PATIENCE  # a loop ends if the answer becomes another
-        if context.name in MAKERS:
-            return _made(context, fails=guess.asked == command)
-        fails = guess.fails ^ (guess.asked == command) ^ is_waited_for
+        fails = _fails(command, guess)
+        if _makes(command):
+            return _made(context, fails=fails)
+        fails ^= is_waited_for
         is_model = any(map(is_of_model, words))
         text = f"$({self.around.quoted(command)})"
         token = self.around.token(text, "", False, False, is_model)
@@ -269,14 +270,22 @@ class Sandbox:
         return BuiltinResult(stdout=result.stdout, exit_code=result.exit_code)
 
 
-def _answers(run: Run, guess: Guess) -> list[Hashable]:
-    """Returns all that a guess says of the commands with an unknown answer in a run."""
-    answers: list[Hashable] = []
+def _fails(command: str, guess: Guess) -> bool:
+    """Whether a command with an unknown answer fails under a guess."""
+    return (guess.fails and not _makes(command)) ^ (guess.asked == command)
+
+
+def _makes(command: str) -> bool:
+    return command.partition(" ")[0] in MAKERS
+
+
+def _answers(run: Run, guess: Guess) -> list[tuple[bool, int]]:
+    """Returns whether each command with an unknown answer fails, and the number of words that it prints."""
+    answers = []
     for command, count in run.unknown.items():
-        fails = guess.fails ^ (guess.asked == command)
-        says_nothing = fails and count <= PATIENCE
-        is_made = command.split(" ")[0] in MAKERS
-        answers.append(guess.asked == command if is_made else (fails, not says_nothing and guess.words))
+        fails = _fails(command, guess)
+        is_silent = _makes(command) or (fails and count <= PATIENCE)
+        answers.append((fails, 0 if is_silent else guess.words))
     return answers
 
 

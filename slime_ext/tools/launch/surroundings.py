@@ -367,7 +367,7 @@ class Surroundings:
         }
         files = {f"{self.folder}/.here": ""} | self.placed | unread | dict.fromkeys(self.matches, "")
         files |= scripts
-        lines = guess if self.reads_lines else Guess()  # or the run would be another one for nothing
+        lines = guess if self.reads_lines else Guess()  # what nobody reads makes no other run
         typed = self.line_of(self.typed, lines) * MOST_TYPED + END_OF_TYPED
         files[TYPED] = "" if guess.asked == TYPED else typed
         if guess.asked in self.matches and guess.outcome:

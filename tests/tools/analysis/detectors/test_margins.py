@@ -115,7 +115,7 @@ MARGINS += [(scaled_log_probs, scaled)]
 @pytest.mark.parametrize(("detector", "edit"), MARGINS)
 def test_the_error_of_a_margin_is_that_of_many_draws(detector, edit):
     policy = Policy(moves=0.0)
-    drawn = [edited(run(1, policy=policy, noise=0.0), edit(seed)) for seed in range(40)]
+    drawn = [edited(run(1, policy=policy, noise=0.0), edit(seed)) for seed in range(60)]
     margins = [detector.look(diagnosed(rollouts))["margin"] for rollouts in drawn]
     values, errors, _ = torch.tensor(margins).unbind(1)
     assert float(errors.mean()) == pytest.approx(float(values.std()), rel=0.35)

@@ -32,7 +32,7 @@ def pair(side, seed=0):
 
 def found(side, seed=0, **settings):
     policy, engine = pair(side, seed)
-    return findings(run(4, policy=policy, sampler=engine, samples=128, **settings))
+    return findings(run(6, policy=policy, sampler=engine, samples=128, **settings))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -59,7 +59,7 @@ def test_a_few_log_probs_that_are_far_off_are_no_soft_cap():
         return {"behavior": torch.where(is_far, -20 * torch.rand(r.size, generator=g), r.behavior)}
 
     for seed in range(3):
-        assert "soft_cap" not in findings(edited(run(4, policy=Policy(seed), samples=128), raced))
+        assert "soft_cap" not in findings(edited(run(6, policy=Policy(seed), samples=128), raced))
 
 
 def test_two_temperatures_are_positive():
@@ -88,7 +88,7 @@ def test_equal_caps_and_noise_are_no_soft_cap():
 def test_without_shared_texts_a_temperature_or_a_soft_cap_is_said():
     policy, engine = pair("temperature")
     lone = tuple(range(128))
-    (finding,) = findings(run(4, policy=policy, sampler=engine, samples=128, groups=lone)).values()
+    (finding,) = findings(run(6, policy=policy, sampler=engine, samples=128, groups=lone)).values()
     assert finding.name == "temperature" and "soft_cap" in finding.or_else
 
 
@@ -103,7 +103,7 @@ def test_a_temperature_of_some_prompts_is_no_soft_cap(scale, seed):
         prompts = torch.arange(len(logits)) * PROMPTS // len(logits)
         return torch.where((prompts % 3 == 0)[:, None], logits / scale, logits)
 
-    named = findings(run(4, policy=policy, samples=128, warp=warp))
+    named = findings(run(6, policy=policy, samples=128, warp=warp))
     assert set(named) == {"temperature"} and named["temperature"].severity == "error"
     assert f"about {scale} times the trainer's temperature" in named["temperature"].evidence
     assert named["temperature"].explains > 0.9
@@ -124,7 +124,7 @@ def smoothed(rollouts, policy, weight):
 def test_noise_of_bfloat16_hides_no_factor_that_is_known_well():
     """Noise is as large as what the factor changes, which is 5% of the differences."""
     policy = Policy(moves=0.0)
-    noisy = run(4, policy=policy, samples=128, noise=0.01)
+    noisy = run(6, policy=policy, samples=128, noise=0.01)
     assert bends.same_text_factor(diagnosed(noisy)) is None
     factor = bends.same_text_factor(diagnosed(smoothed(noisy, policy, 0.05)))
     assert factor == pytest.approx(0.95, abs=0.01)
@@ -133,7 +133,7 @@ def test_noise_of_bfloat16_hides_no_factor_that_is_known_well():
 def test_smoothed_labels_scale_what_renormalising_leaves_alone():
     """After the same text, differences of (1 - w) log p + w mean log p are 1 - w times those of log p."""
     policy, weight = Policy(moves=0.0), 0.1
-    rollouts = run(4, policy=policy, samples=128, noise=0.0)
+    rollouts = run(6, policy=policy, samples=128, noise=0.0)
     assert bends.same_text_factor(diagnosed(rollouts)) is None
     planted = smoothed(rollouts, policy, weight)
     assert bends.same_text_factor(diagnosed(planted)) == pytest.approx(1 - weight, abs=1e-3)
@@ -142,5 +142,5 @@ def test_smoothed_labels_scale_what_renormalising_leaves_alone():
     assert "0.9 times the sampler's" in finding.evidence
 
     kept = policy.table.masked_fill(policy.table < policy.table.topk(12).values[:, -1:], -torch.inf)
-    (finding,) = findings(run(4, policy=policy, sampler=kept, samples=128)).values()
+    (finding,) = findings(run(6, policy=policy, sampler=kept, samples=128)).values()
     assert finding.name == "truncated_sampling" and not finding.or_else
