@@ -143,15 +143,16 @@ def test_of_the_ranks_that_share_sequences_the_first_counts_them(name, rank):
 def test_what_holds_of_every_function(name):
     call = as_slime_calls(oracle.random_batch(0) + oracle.random_batch(1))
     before = [m.clone() for m in call["loss_masks"]]
-    loss, _, metrics = getattr(tis, name)(arguments(), **call)
+    args = arguments()
+    loss, _, metrics = getattr(tis, name)(args, **call)
     # Finite whatever stands at masked positions; and slime's --recompute-loss-function calls twice.
     assert all(m.isfinite().all() and not m.requires_grad for m in metrics.values())
     assert all(torch.equal(a, b) for a, b in zip(before, call["loss_masks"], strict=True))
-    again = getattr(tis, name)(arguments(), **call)[0]
+    again = getattr(tis, name)(args, **call)[0]
     torch.testing.assert_close(again, loss, rtol=0, atol=0, equal_nan=True)
     loss, masks, metrics = getattr(tis, name)(arguments(use_tis=False), **call)
     assert loss is call["pg_loss"] and masks is call["loss_masks"] and metrics
-    loss, masks, _ = getattr(tis, name)(arguments(), **as_slime_calls([]))
+    loss, masks, _ = getattr(tis, name)(args, **as_slime_calls([]))
     assert loss.shape == (0,) and list(masks) == []
 
 

@@ -68,7 +68,13 @@ def hook_call(seed=0):
     return given, {"cur_log_probs": cur, "advantages": local(1.0), "head": Head(rows, rows + 0.1)}
 
 
-def call(name, how, seed=0, **more):
+def called(name, **flags):
+    """Makes the hook calls of a run, each once, with one ``args``: a function builds its hook once."""
+    args = arguments(**({"slime_ext": None} if name != "correct" else {}) | flags)
+    return functools.cache(functools.partial(call, name, args))
+
+
+def call(name, args, how, seed=0):
     """One hook call as a host makes it: (what it was called with, what it returned)."""
     given, kept = hook_call(seed)
     way, extra = HOST_CALLS[how]
@@ -79,7 +85,6 @@ def call(name, how, seed=0, **more):
     token = policy_loss.RUNNING.set(loss if way == "carried" else None)
     try:
         passed = {} if way == "carried" else kept
-        args = arguments(**({"slime_ext": None} if name != "correct" else {}) | more)
         return given, getattr(tis, name)(args=args, **given, **passed, **extra)
     finally:
         policy_loss.RUNNING.reset(token)
@@ -92,11 +97,11 @@ def test_the_data_here_and_the_contract_of_the_package_agree():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_function_keeps_the_contract(name):
     """One case per function, because each check reads the same calls: a call is made once."""
-    answered = functools.cache(functools.partial(call, name))
+    answered = called(name)
     each_host_gets_what_slime_unpacks(answered)
     the_loss_has_a_finite_gradient(answered)
     the_hosts_tensors_are_not_written_to(answered)
-    metrics_alone_return_the_very_objects(answered)
+    metrics_alone_return_the_very_objects(called(name, use_tis=False))
     metrics_have_the_same_names_in_every_micro_batch(answered)
     every_way_of_carrying_gives_the_same_loss(answered)
 
@@ -104,9 +109,7 @@ def test_a_function_keeps_the_contract(name):
 def test_a_correction_that_masks_for_the_whole_loss_keeps_the_contract():
     """No preset has ``mask_scope: all``, in which the host's masks change, too."""
     steps = [{"reject": {"unit": "token", "statistic": "ratio", "low": 0.9, "high": 1.1}}]
-    answered = functools.cache(
-        functools.partial(call, "correct", slime_ext={"steps": steps, "mask_scope": "all"})
-    )
+    answered = called("correct", slime_ext={"steps": steps, "mask_scope": "all"})
     each_host_gets_what_slime_unpacks(answered)
     the_loss_has_a_finite_gradient(answered)
     the_hosts_tensors_are_not_written_to(answered)
@@ -156,7 +159,7 @@ def the_hosts_tensors_are_not_written_to(answered):
 
 
 def metrics_alone_return_the_very_objects(answered):
-    given, (loss, masks, _) = answered(STOCK, use_tis=False)
+    given, (loss, masks, _) = answered(STOCK)
     assert loss is given["pg_loss"]
     assert all(a is b for a, b in zip(masks, given["loss_masks"], strict=True))
 

@@ -54,16 +54,19 @@ def batch(seed: int, *, far: bool = False) -> tuple[Batch, list[dict[str, Any]]]
     return rows, samples
 
 
+def flags_of(reading: Reading, *, per_token: bool) -> SimpleNamespace:
+    """Returns slime's args with converted settings. One per run, as in slime: a hook is built once."""
+    flags = {"calculate_per_token_loss": per_token, "slime_ext": reading.mapping}
+    return arguments(**flags | {k: v for k, v in reading.args.items() if k != "advantage_estimator"})
+
+
 def ours(
-    reading: Reading, rows: Batch, samples: list[dict[str, Any]], *, per_token: bool
+    args: SimpleNamespace, reading: Reading, rows: Batch, samples: list[dict[str, Any]]
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of an optimizer step of slime with converted settings, and its gradient [B, T]."""
     lengths = [len(s["mask"]) for s in samples]
     target = torch.cat([rows.target[i, :n] for i, n in enumerate(lengths)]).detach().requires_grad_()
     call = as_slime_calls(samples, cur_log_probs=list(target.split(lengths)))
-    flags = {"calculate_per_token_loss": per_token, "slime_ext": reading.mapping}
-    flags |= {key: value for key, value in reading.args.items() if key != "advantage_estimator"}
-    args = arguments(**flags)
     packed = SimpleNamespace(
         proximal=torch.cat(call["train_log_probs"]),
         advantages=torch.cat(call["advantages"]),
@@ -74,7 +77,7 @@ def ours(
     corrected, masks, _ = tis.correct(args, **call)
     sums = [(x * m).sum() for x, m in zip(corrected.split(lengths), masks, strict=True)]
     counts = [float(sum(s["mask"])) for s in samples]
-    if per_token:
+    if args.calculate_per_token_loss:
         total = sum(sums) / sum(counts)
     else:
         total = sum(x / n for x, n in zip(sums, counts, strict=True)) / len(sums)
@@ -115,13 +118,14 @@ def compare(peer: ModuleType, version: str, count: int, *, seeds: int = 3, start
             result.refusals.append(str(error))
             continue
         result.unnamed += [f"{version} {settings}: {key}" for key in dropped(peer, settings, reading)]
+        args = flags_of(reading, per_token=peer.per_token(settings))
         far = getattr(peer, "clamps_as_we_do", lambda _: True)(settings)
         for i, seed in enumerate(rng.randrange(10**6) for _ in range(seeds)):
             rows, samples = batch(seed, far=far and i % 2 == 0)
             theirs = peer.loss(settings, rows, version)
             (slope,) = torch.autograd.grad(theirs, rows.target)
             slope = torch.where(rows.mask != 0, slope, 0)
-            total, gradient = ours(reading, rows, samples, per_token=peer.per_token(settings))
+            total, gradient = ours(args, reading, rows, samples)
             size = max(1.0, float(slope.abs().max()))
             apart = float((slope - gradient).abs().max()) / size
             if getattr(peer, "has_our_value", lambda _: True)(settings):
