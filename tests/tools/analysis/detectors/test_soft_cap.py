@@ -67,10 +67,10 @@ def test_two_temperatures_are_positive():
     g = torch.Generator().manual_seed(0)
     contexts = [(x, x + 1e-4 * torch.randn(3, generator=g)) for x in -torch.rand(20, 3, generator=g)]
     contexts[0] = contexts[0][0], -6 * contexts[0][0]
-    fit = bends._fits([(tuple(x.tolist()), tuple(y.tolist())) for x, y in contexts])
+    fit = bends._fits(tuple((tuple(x.tolist()), tuple(y.tolist())) for x, y in contexts))
     assert fit.factor < 0 and not fit.is_mixed
     contexts[0] = contexts[0][0], 3 * contexts[0][0]
-    fit = bends._fits([(tuple(x.tolist()), tuple(y.tolist())) for x, y in contexts])
+    fit = bends._fits(tuple((tuple(x.tolist()), tuple(y.tolist())) for x, y in contexts))
     assert fit.factor == pytest.approx(3, rel=1e-3) and fit.is_mixed
 
 
