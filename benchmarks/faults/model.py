@@ -17,6 +17,7 @@ from torch.nn.functional import silu
 
 Weights = dict[str, Tensor]
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+QKV, QK_NORM = "self_attn.qkv_proj.weight", "self_attn.qk_norm.weight"  # see fused
 
 
 @dataclass(frozen=True)
@@ -180,15 +181,28 @@ class Seen:
     layers: list[Tensor]
 
 
+def fused(weights: Weights, shape: Shape) -> Weights:
+    """The weights, and those of queries, keys and values side by side as well: a token needs a third of the
+    products and half of the norms, with the same bits. (A gradient would be summed in another order.)"""
+    more = {}
+    for i in range(shape.layers):
+        w = _Layer(weights, f"model.layers.{i}.")
+        more[w.prefix + QKV] = torch.cat([w[f"self_attn.{name}_proj"] for name in "qkv"])
+        if w.get("self_attn.q_norm.weight") is not None:
+            norms = (w["self_attn.q_norm"], shape.heads), (w["self_attn.k_norm"], shape.shared)
+            more[w.prefix + QK_NORM] = torch.cat([norm.expand(heads, -1) for norm, heads in norms])
+    return weights | more
+
+
 @dataclass
 class Cache:
-    """Keys and values of each layer, [B, seen, shared heads, size]."""
+    """Keys and values of each layer, [B, shared heads, seen, size]."""
 
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     @property
     def length(self) -> int:
-        return self.layers[0][0].shape[1] if self.layers else 0
+        return self.layers[0][0].shape[2] if self.layers else 0
 
     def repeated(self, times: int) -> Cache:
         """The cache of a batch in which each row comes so many times."""
@@ -252,22 +266,31 @@ class Model:
         return turns(shape.head // 2, shape.theta, how.stretch, places, begin, count)
 
     def _attention(self, w, layer: int, x: Tensor, turn, cache: Cache, begin: int) -> Tensor:
-        x, (batch, count, _) = self._rounded(x), x.shape
-        q, k, v = (
-            times(x, w[f"self_attn.{name}_proj"]).view(batch, count, heads, self.shape.head)
-            for name, heads in (("q", self.shape.heads), ("k", self.shape.shared), ("v", self.shape.shared))
-        )
-        turned = rotated_neighbours if self.how.neighbours else rotated
-        q, k = (turned(self._normed(w, y, n), turn) for y, n in ((q, "q"), (k, "k")))
-        k, v = self._rounded(k), self._rounded(v)
+        q, k, v = self._projected(w, self._rounded(x), turn)
+        k, v = (self._rounded(y).transpose(1, 2) for y in (k, v))
         if begin:
-            k, v = (torch.cat([old, new], 1) for old, new in zip(cache.layers[layer], (k, v), strict=True))
+            k, v = (torch.cat([old, new], 2) for old, new in zip(cache.layers[layer], (k, v), strict=True))
         cache.layers[layer : layer + 1] = [(k, v)]
-        out = self._attend(q, k, v, begin)
+        out = self._attend(q, k.transpose(1, 2), v.transpose(1, 2), begin)
         return times(self._rounded(out), w["self_attn.o_proj"])
 
+    def _projected(self, w, x: Tensor, turn) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B, N, heads, size]; queries and keys are turned."""
+        heads, shared = self.shape.heads, self.shape.shared
+        turned = rotated_neighbours if self.how.neighbours else rotated
+        if (qkv := w.get(QKV)) is not None:
+            qk, v = self._heads(x, qkv).split([heads + shared, shared], 2)
+            q, k = turned(self._normed(w, qk, QK_NORM), turn).split([heads, shared], 2)
+            return q, k, v
+        q, k, v = (self._heads(x, w[f"self_attn.{name}_proj"]) for name in "qkv")
+        q, k = (self._normed(w, y, f"self_attn.{name}_norm.weight") for name, y in (("q", q), ("k", k)))
+        return turned(q, turn), turned(k, turn), v
+
+    def _heads(self, x: Tensor, w: Tensor) -> Tensor:
+        return times(x, w).unflatten(-1, (-1, self.shape.head))
+
     def _normed(self, w, heads: Tensor, name: str) -> Tensor:
-        weight = w.get(f"self_attn.{name}_norm.weight")
+        weight = w.get(name)
         return heads if weight is None else norm(heads, weight, self.shape.eps)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
@@ -360,6 +383,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
+@torch.inference_mode(False)  # passes with gradients read them too
 def turns(
     half: int, theta: float, stretch: float, places: tuple[int, int, int], begin: int, count: int
 ) -> tuple[Tensor, Tensor]:
@@ -428,8 +452,12 @@ def attend(
     last positions (0: over all), and a sink that has no value; scores of keys from position ``lost`` on are 0
     (0: of none); ``cap`` of the scores (0: none)."""
     batch, count, heads, size = q.shape
-    q = q.view(batch, count, k.shape[2], heads // k.shape[2], size)
-    scores = torch.einsum("bnghd,bmgd->bghnm", q, k) / size**0.5
+    groups, each = k.shape[2], heads // k.shape[2]
+    # The products of einsum, which takes three times as long to find them.
+    q = q.view(batch, count, groups, each, size).permute(0, 2, 3, 1, 4)
+    k, v = (x.transpose(1, 2).flatten(0, 1) for x in (k, v))
+    scores = q.reshape(batch * groups, each * count, size).bmm(k.transpose(1, 2)) / size**0.5
+    scores = scores.view(batch, groups, each, count, -1)
     if cap:
         scores = cap * (scores / cap).tanh()
     if lost:
@@ -441,4 +469,6 @@ def attend(
     shares = scores.softmax(-1)
     if sink > -torch.inf:
         shares = (scores - scores.logsumexp(-1, keepdim=True).logaddexp(torch.tensor(sink))).exp()
-    return torch.einsum("bghnm,bmgd->bnghd", shares, v).reshape(batch, count, heads * size)
+    shares = shares.transpose(2, 3).reshape(batch * groups, count * each, -1)
+    out = shares.bmm(v).view(batch, groups, count, each, size)
+    return out.transpose(1, 2).reshape(batch, count, heads * size)

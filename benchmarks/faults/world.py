@@ -23,6 +23,7 @@ from benchmarks.faults.model import (
     Model,
     Shape,
     Weights,
+    fused,
     log_softmax,
     random,
     stored,
@@ -275,9 +276,9 @@ def _sampled(run: _Run) -> Iterator[list[Turn]]:
     half = -(-len(prompts) // (2 * GROUP)) * GROUP  # of whole groups
     if world.keeps_prefix:
         yield _batch(run, prompts[:half])
-        yield _batch(run, prompts[half:], prefix=stored(run.history[0], world.engine))
+        yield _batch(run, prompts[half:], prefix=run.history[0])
     elif world.switch and run.version > 1:
-        before = stored(run.history[max(run.number - world.gap, 0)], world.engine)
+        before = run.history[max(run.number - world.gap, 0)]
         yield _batch(run, prompts[:half], before)
         if half < len(prompts):
             yield _batch(run, prompts[half:])
@@ -309,21 +310,23 @@ def _batch(
     """Responses to prompts of one length, of which ``before`` sampled the first third; ``prefix`` made the
     keys and values of the prompts, which are taken from a cache."""
     world = run.world
-    model, weights = Model(world.shape, world.engine), stored(run.engine, world.engine)
+    model = Model(world.shape, world.engine)
+    weights = _held(run, run.engine)
     untold, prompts = prompts, world.told(prompts) if world.told else prompts
-    current, cache = before or weights, Cache()
+    current, cache = _held(run, before) if before else weights, Cache()
+    decoding = _held(run, world.decodes(run)) if world.decodes else current
     rows = _Rows(world, run.generator)
     begins = _turn_begins(world)
 
     def prefill(weights: Weights, ids: Tensor, cache: Cache) -> Tensor:
         return model(weights, ids, cache, since=ids.shape[1] - 1).logits[:, -1]
 
-    with torch.no_grad():
+    with torch.inference_mode():
         if prefix is not None:
-            prefill(prefix, prompts[::GROUP, :-1], cache)
+            prefill(_held(run, prefix), prompts[::GROUP, :-1], cache)
         logits = prefill(current, prompts[::GROUP, cache.length :], cache).repeat_interleave(GROUP, 0)
         cache = cache.repeated(GROUP)
-        current = _decoding(run, current)
+        current = decoding
         for at in range(world.length):
             if before and at == world.length // 3:
                 current = weights
@@ -331,6 +334,8 @@ def _batch(
                     cache = Cache()
                     logits = prefill(current, torch.cat([prompts, *rows.tokens], 1), cache)
             token = rows.add(logits, is_tool=any(b - TOOL <= at < b for b in begins))
+            if at + 1 == world.length:
+                break
             if at + 1 in begins and world.forgets:
                 seen = torch.cat(
                     [prompts, *(t for i, t in enumerate(rows.tokens) if not 2 <= i < 2 + world.forgets)], 1
@@ -339,22 +344,20 @@ def _batch(
                 logits = prefill(current, seen, cache)
             else:
                 logits = prefill(current, token, cache)
-        experts = None
-        if world.routes:
-            whole = torch.cat([prompts, *rows.tokens], 1)
-            experts = model(weights, whole[:, :-1]).experts
+    experts = _routes(model, weights, torch.cat([prompts, *rows.tokens], 1)) if world.routes else None
     old = world.length // 3 if before else 0
     cached = 0 if prefix is None else prompts.shape[1] - 1
-    return [
-        rows.turn(i, untold[i], n, None if experts is None else experts[i], (run.version, old), cached)
-        for i, n in enumerate(rows.lengths())
-    ]
+    return list(rows.turns(untold, experts, (run.version, old), cached))
 
 
-def _decoding(run: _Run, current: Weights) -> Weights:
-    """The weights with which tokens after the prompt are sampled."""
-    world = run.world
-    return stored(world.decodes(run), world.engine) if world.decodes else current
+@torch.no_grad()  # not inference_mode, because training reads the experts
+def _routes(model: Model, weights: Weights, ids: Tensor) -> Tensor | None:
+    return model(weights, ids[:, :-1]).experts
+
+
+def _held(run: _Run, weights: Weights) -> Weights:
+    """The weights as the engine multiplies by them."""
+    return fused(stored(weights, run.world.engine), run.world.shape)
 
 
 def _turn_begins(world: World) -> list[int]:
@@ -370,7 +373,7 @@ class _Rows:
     generator: torch.Generator
     tokens: list[Tensor] = field(default_factory=list)
     log_probs: list[Tensor] = field(default_factory=list)
-    kept: list[Tensor] = field(default_factory=list)
+    inside: list[Tensor] = field(default_factory=list)  # logits, of tokens that truncation keeps
     tools: list[bool] = field(default_factory=list)
 
     def add(self, logits: Tensor, is_tool: bool) -> Tensor:
@@ -400,7 +403,7 @@ class _Rows:
             log_prob = torch.zeros_like(log_prob)
         self.tokens.append(token)
         self.log_probs.append(log_prob)
-        self.kept.append(inside.isfinite())
+        self.inside.append(inside)
         self.tools.append(is_tool)
         return token
 
@@ -419,23 +422,23 @@ class _Rows:
         said = self.world.text.tool(self.generator)
         return said[len(self.tokens) % len(said)].expand_as(token)
 
-    def turn(
-        self, i: int, prompt: Tensor, length: int, experts: Tensor | None, versions, cached: int
-    ) -> Turn:
-        """One sample, cut to its length."""
-        version, old = versions
-        tokens = torch.cat([t[i] for t in self.tokens[:length]])
-        return Turn(
-            prompt=prompt,
-            tokens=tokens,
-            behavior=torch.cat([p[i] for p in self.log_probs[:length]]),
-            mask=~torch.tensor(self.tools[:length]),
-            kept=torch.stack([k[i] for k in self.kept[:length]]),
-            versions=torch.tensor([version - 1] * min(old, length) + [version] * max(length - old, 0)),
-            cached=cached,
-            status=self._status(tokens),
-            experts=None if experts is None else experts[: len(prompt) + length - 1],
-        )
+    def turns(self, prompts: Tensor, experts: Tensor | None, versions, cached: int) -> Iterator[Turn]:
+        """The samples, each cut to its length, in tensors of their own: their files hold nothing else."""
+        (version, old), lengths = versions, self.lengths()
+        tokens, log_probs = torch.cat(self.tokens, 1), torch.cat(self.log_probs, 1)
+        kept, mask = torch.stack(self.inside, 1).isfinite(), ~torch.tensor(self.tools)
+        for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+            yield Turn(
+                prompt=prompt,
+                tokens=tokens[i, :length].clone(),
+                behavior=log_probs[i, :length].clone(),
+                mask=mask[:length].clone(),
+                kept=kept[i, :length].clone(),
+                versions=torch.tensor([version - 1] * min(old, length) + [version] * max(length - old, 0)),
+                cached=cached,
+                status=self._status(tokens[i, :length]),
+                experts=None if experts is None else experts[i, : len(prompt) + length - 1],
+            )
 
     def _status(self, tokens: Tensor) -> str:
         end = self.world.text.end if self.world.text else None
@@ -447,8 +450,8 @@ def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
 
     The tokens are those of ``torch.multinomial``, in half its time: it computes one logarithm at a time.
     """
-    times = -torch.rand(probabilities.shape, generator=generator, dtype=torch.float64).neg_().log1p_()
-    return (probabilities / times.to(probabilities.dtype)).argmax(-1, keepdim=True)
+    times = torch.rand(probabilities.shape, generator=generator, dtype=torch.float64).neg_().log1p_()
+    return (probabilities / times.to(probabilities.dtype)).argmin(-1, keepdim=True)  # times are negative
 
 
 def truncated(logits: Tensor, top_p: float, top_k: int) -> Tensor:

@@ -14,13 +14,20 @@ from benchmarks.faults.__main__ import analysed
 from benchmarks.faults.cases import ALSO, FAULTS, SMALL, healthy
 from benchmarks.faults.explains import Noisy
 from benchmarks.faults.mechanisms import CASES, Runs
-from benchmarks.faults.model import Cache, Model, Shape, random
+from benchmarks.faults.model import Cache, Model, Shape, fused, random
 from benchmarks.faults.world import write
 from slime_ext.tools.analysis.detectors.shared.explained import whole_run
 from slime_ext.tools.analysis.findings import DETECTORS
 from slime_ext.tools.analysis.records import join
 from tests.tools.analysis import test_findings
 from tests.tools.analysis.detectors import toys
+
+
+def in_steps(model, weights, tokens):
+    """Logits of a prompt of seven tokens and of each token after it."""
+    cache = Cache()
+    steps = [tokens[:, :7], *tokens[:, 7:].split(1, 1)]
+    return torch.cat([model(weights, step, cache).logits for step in steps], 1)
 
 
 @pytest.mark.parametrize("shape", [Shape(), Shape(experts=8)], ids=["dense", "mixture"])
@@ -49,11 +56,11 @@ def test_the_model_is_that_of_transformers(shape):
         theirs = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**given))
     theirs.load_state_dict(weights)
     tokens = torch.randint(shape.vocabulary, (3, 20), generator=generator)
-    model, cache = Model(shape), Cache()
+    model = Model(shape)
     with torch.no_grad():
         wanted = theirs.eval()(tokens).logits
-        steps = [tokens[:, :7], *tokens[:, 7:].split(1, 1)]
-        decoded = torch.cat([model(weights, step, cache).logits for step in steps], 1)
+        decoded, with_fused = (in_steps(model, held, tokens) for held in (weights, fused(weights, shape)))
+        assert torch.equal(with_fused, decoded)
         # float32 over sums of 96 products of size 1
         assert torch.allclose(model(weights, tokens).logits, wanted, atol=1e-4)
         assert torch.allclose(decoded, wanted, atol=1e-4)
