@@ -53,8 +53,9 @@ class Values(Measure):
         if not is_known.any():
             return
         kinds = part.proximal[far].mul(100).round().long() if part.tokens is None else part.tokens[far]
-        pairs = torch.stack([index, kinds]).unique(dim=1)[0]
-        different = torch.bincount(pairs, minlength=len(values))
+        # One key for both, because unique pairs of 300,000 tokens take 0.7 s, and unique keys 0.04 s.
+        pairs = (index * len(kinds) + kinds.unique(return_inverse=True)[1]).unique()
+        different = torch.bincount(pairs // len(kinds), minlength=len(values))
         squares, k3 = tabulated(index, (squared, near), len(values)).unbind(1)
         top = (counts * is_known).topk(min(KEPT, len(counts))).indices
         for at in top[is_known[top]].tolist():
