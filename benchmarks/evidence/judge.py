@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import random
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import Judged, Primary, Scored, base, beside
@@ -269,17 +270,16 @@ def _randomised(pairs: tuple[float, ...]) -> float:
     least = abs(sum(pairs)) - 2 * RECORDED * len(pairs)
     # Sum pairs of 2^(n/2) sorted sums instead of 2^n, because 24 seeds would have 16 million.
     ones, others = (_signed_sums(half) for half in (pairs[::2], pairs[1::2]))
-    as_far = sum(
-        bisect_right(others, -least - one) + len(others) - bisect_left(others, least - one) for one in ones
-    )
-    return as_far / (len(ones) * len(others)) if least > 0 else 1.0
+    below = np.searchsorted(others, -least - ones, "right")
+    above = len(others) - np.searchsorted(others, least - ones, "left")
+    return int((below + above).sum()) / (len(ones) * len(others)) if least > 0 else 1.0
 
 
-def _signed_sums(values: Sequence[float]) -> list[float]:
-    sums = [0.0]
+def _signed_sums(values: Sequence[float]) -> np.ndarray:
+    sums = np.zeros(1)
     for value in values:
-        sums = [total + sign * value for total in sums for sign in (1, -1)]
-    return sorted(sums)
+        sums = np.concatenate([sums + value, sums - value])
+    return np.sort(sums)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -314,14 +314,15 @@ def bootstrap(
 def _bootstrapped(
     values: tuple[float, ...], resamples: int, seed: int, share: float
 ) -> tuple[float, float, float]:
-    n = len(values)
-    means = sorted(sum(map(values.__getitem__, drawn)) / n for drawn in _drawn(n, resamples, seed))
-    low, high = (means[int(quantile * resamples)] for quantile in ((1 - share) / 2, (1 + share) / 2))
+    n, numbers = len(values), np.array(values)
+    sums = sum(numbers[drawn] for drawn in _drawn(n, resamples, seed))  # in the order of plain loops
+    means = np.sort(sums / n)
+    low, high = (float(means[int(quantile * resamples)]) for quantile in ((1 - share) / 2, (1 + share) / 2))
     return sum(values) / n, low, high
 
 
 @functools.cache
-def _drawn(n: int, resamples: int, seed: int) -> list[list[int]]:
-    """Which of n values each resample has; drawn once for all samples of n values."""
+def _drawn(n: int, resamples: int, seed: int) -> np.ndarray:
+    """Which of n values each resample has, in columns; drawn once for all samples of n values."""
     draw = random.Random(seed)
-    return [draw.choices(range(n), k=n) for _ in range(resamples)]
+    return np.array([draw.choices(range(n), k=n) for _ in range(resamples)]).T
