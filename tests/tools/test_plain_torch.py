@@ -98,7 +98,7 @@ LEAVES = ("loss", "proximal", "target", "trainer_head")
 def sweep():
     """Responses whose log-ratios have all sizes: in every token, in one, and in two that add up to 0."""
     rng = random.Random(0)
-    sizes = [*(1e-5 * 1.4**i for i in range(27)), *(0.1 * 1.1**i for i in range(58))]
+    sizes = [*(1e-5 * 1.4**i for i in range(27)), *(0.1 * 1.3**i for i in range(22))]
     responses = [
         response
         for size in (sign * size for size in sizes for sign in (-1, 1))
