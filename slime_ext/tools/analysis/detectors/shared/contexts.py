@@ -118,13 +118,12 @@ class Contexts(Measure):
             return
         before, texts = texts_of(part).before, by_text(part)
         contexts = Runs.of(texts.at[texts.begins], before[texts.order[texts.begins]])
-        shared = (contexts.sizes >= FEWEST).nonzero()[:KEPT, 0].tolist()
-        if not shared:
+        shared = (contexts.sizes >= FEWEST).nonzero()[:KEPT, 0]
+        if not len(shared):
             return
-        _, means = texts.log_probs(part)
-        for number in shared:
-            begin = int(contexts.begins[number])
-            of_one = means[:, contexts.order[begin : begin + int(contexts.sizes[number])]]
-            likeliest = of_one[0].topk(min(LARGEST, of_one.shape[1])).indices
-            sampler, trainer = of_one[:, likeliest].tolist()
+        means, order = texts.log_probs(part)[1].numpy(), contexts.order.numpy()  # for a few tokens at a time
+        places = (x[shared].tolist() for x in (contexts.begins, contexts.sizes))
+        for begin, size in zip(*places, strict=True):
+            of_one = means[:, order[begin : begin + size]]
+            sampler, trainer = of_one[:, (-of_one[0]).argsort(kind="stable")[:LARGEST]].tolist()
             self.rows.append((tuple(sampler), tuple(trainer)))
