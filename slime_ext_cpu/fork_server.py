@@ -29,25 +29,45 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 def start(preload: str = PRELOADED) -> None:
-    """Starts a server for this process and its descendants. The server ends with this process."""
-    forkserver.set_forkserver_preload([preload])
-    send_environment()
-    forkserver.ensure_running()
-    os.environ[VARIABLE] = forkserver._forkserver._forkserver_address
+    """Starts a server for this process and its descendants. The server ends with this process.
+
+    If the environment names a server that listens, it serves this run too. Tests start one for several runs.
+    """
+    if Path(address := os.environ.get(VARIABLE, "")).is_socket():
+        ask(address)
+    else:
+        forkserver.set_forkserver_preload([preload])
+        send_environment()
+        forkserver.ensure_running()
+        os.environ[VARIABLE] = forkserver._forkserver._forkserver_address
     os.environ[TRACKER] = f"/proc/{os.getpid()}/fd/{resource_tracker.getfd()}"
 
 
 def join(address: str) -> None:
     """Makes this process ask the server at `address` for forks.
 
-    It reports to the server's resource tracker. A tracker for each worker is one more interpreter.
+    It reports to the run's resource tracker. A tracker for each worker is one more interpreter.
     """
     resource_tracker._resource_tracker._fd = os.open(os.environ[TRACKER], os.O_WRONLY)
+    ask(address)
+
+
+def ask(address: str) -> None:
+    """Makes multiprocessing ask the server at `address`, which another process started."""
     server = forkserver._forkserver
     server._forkserver_address = address
     server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
     server.ensure_running = resource_tracker.ensure_running  # it runs already
     send_environment()
+
+
+def write_to_log() -> None:
+    """Lets this process write to the output of the process that started its run, which is the run's log."""
+    starter = Path(os.environ[TRACKER]).parent  # its folder of open files
+    for number in (1, 2):
+        file = os.open(starter / str(number), os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
 
 
 def send_environment() -> None:

@@ -5,11 +5,14 @@ Ray is not among them, because it reads the environment while it is imported.
 
 import multiprocessing
 import os
+import sys
+import tempfile
+from importlib import import_module
 from multiprocessing import context, forkserver, resource_tracker, spawn
 from pathlib import Path
 
 from slime_ext.tools.collection import importing
-from slime_ext_cpu import fork_server
+from slime_ext_cpu import fork_server, processes
 
 with importing("torch"):  # otherwise each garbage collection in a fork visits these objects, for a second
     import megatron.training
@@ -21,6 +24,7 @@ with importing("torch"):  # otherwise each garbage collection in a fork visits t
 
 __all__ = ["megatron", "pandas", "sglang", "transformers"]
 _choose, _prepare = multiprocessing.set_start_method, spawn.prepare
+_mark, _installed = os.environ.get(processes.MARK), os.environ.get("SLIME_EXT_INSTALL", "").split()
 
 
 def set_start_method(method: str | None, force: bool = False) -> None:
@@ -37,8 +41,21 @@ def prepare(data: dict) -> None:
     """Gives a new fork the environment that it was sent, and a new random seed."""
     os.environ.clear()
     os.environ.update(data.pop("environment"))
+    if os.environ.get(processes.MARK) != _mark:  # a run that did not start this server
+        _join_run(data)
     np.random.seed()  # Python draws a new seed after a fork; numpy does not
     _prepare(data)
+
+
+def _join_run(data: dict) -> None:
+    """Does for the fork of a shared server what its run's own server did before it imported anything."""
+    processes.show_environment()
+    fork_server.write_to_log()
+    tempfile.tempdir = None  # the run has another TMPDIR
+    sys.path = list(data["sys_path"])
+    for name in os.environ.get("SLIME_EXT_INSTALL", "").split():
+        if name not in _installed:
+            import_module(name).install()
 
 
 multiprocessing.set_start_method, spawn.prepare = set_start_method, prepare

@@ -7,6 +7,7 @@ guard is this file, run as a script: ``python processes.py MARK FOLDER``.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import glob
 import multiprocessing
 import os
@@ -52,6 +53,19 @@ def mark_semaphores() -> None:
     """
     if mark := os.environ.get(MARK):
         multiprocessing.current_process()._config["semprefix"] = f"/mp_{mark}"  # children copy the mapping
+
+
+def show_environment() -> None:
+    """Writes this process's variables to where Linux shows them to others, with the mark first.
+
+    Linux shows the variables with which the process's program began, which a fork shares with its parent.
+    Variables for which there is no room are left out.
+    """
+    start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
+    names = sorted(os.environ, key=lambda name: name != MARK)
+    text = b"".join(os.fsencode(f"{name}={os.environ[name]}") + b"\0" for name in names)
+    kept = text[: text.rfind(b"\0", 0, end - start) + 1]
+    ctypes.memmove(start, kept.ljust(end - start, b"\0"), end - start)
 
 
 def marked_processes(mark: str) -> dict[int, str]:

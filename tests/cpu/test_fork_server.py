@@ -14,6 +14,8 @@ import pytest
 import slime_ext
 from slime_ext_cpu import fork_server
 from slime_ext_cpu.processes import MARK
+from tests import host_server
+from tests.ranks import GROUP
 
 ROOT = Path(slime_ext.__file__).parents[1]
 SITE = ROOT / "slime_ext_cpu/site"
@@ -141,3 +143,61 @@ def test_other_programs_and_a_server_that_has_ended_run_as_they_are(address, tmp
     assert out == "False\n"
     for words in (["python", "train.py"], ["python", "-c", "print()"], ["python", "-m", "ray"], ["python"]):
         assert fork_server.program_of(words) == []
+
+
+ASKS = """
+import os
+from multiprocessing import forkserver
+from slime_ext_cpu import fork_server
+fork_server.start("absent")
+asked = forkserver._forkserver._forkserver_address
+print(asked, os.environ[fork_server.VARIABLE], os.environ[fork_server.TRACKER])
+"""
+
+
+def test_a_run_asks_the_server_that_its_environment_names(address):
+    env = os.environ | {"PYTHONPATH": str(ROOT), fork_server.VARIABLE: address[0]}
+    done = subprocess.run([sys.executable, "-c", ASKS], env=env, capture_output=True, text=True)
+    asked, named, tracker = done.stdout.split()
+    assert asked == named == address[0] and tracker != address[1], done.stderr
+
+
+MODULE = "def install():\n    print('installed')\n"
+SHOWS = """
+import multiprocessing, os, sys, tempfile
+from pathlib import Path
+from slime_ext_cpu import fork_server
+from slime_ext_cpu.processes import MARK
+def show():
+    first = Path("/proc/self/environ").read_text().partition(chr(0))[0]
+    print("torch" in sys.modules, first == f"{MARK}={os.environ[MARK]}", tempfile.gettempdir(), flush=True)
+    os.write(2, b"error")
+if __name__ == "__main__":
+    fork_server.ask(os.environ[fork_server.VARIABLE])
+    fork_server.send_environment()
+    child = multiprocessing.get_context("forkserver").Process(target=show)
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.host
+@pytest.mark.xdist_group(GROUP)
+def test_a_fork_of_a_shared_server_belongs_to_the_run_that_asks(tmp_path):
+    """It shows the run's mark, has its temporary folder, installs what it names and writes to its log."""
+    (tmp_path / "to_install.py").write_text(MODULE)
+    log, mark = tmp_path / "log", f"shared-{os.getpid()}"
+    with log.open("a") as file:
+        starter = subprocess.Popen(["sleep", "60"], stdout=file, stderr=file)
+    script = tmp_path / "forks.py"
+    script.write_text(SHOWS)
+    env = os.environ | host_server.shared()
+    env |= {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT))), "TMPDIR": str(tmp_path), MARK: mark}
+    env |= {fork_server.TRACKER: f"/proc/{starter.pid}/fd/9", "SLIME_EXT_INSTALL": "to_install"}
+    try:
+        subprocess.run([sys.executable, str(script)], env=env, check=True, timeout=60)
+    finally:
+        starter.kill()
+        starter.wait()
+    assert log.read_text() == f"installed\nTrue True {tmp_path}\nerror"

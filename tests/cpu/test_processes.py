@@ -51,6 +51,27 @@ def test_marked_processes_are_killed_in_any_session():
     assert child.wait() == -signal.SIGKILL
 
 
+SHOWS = f"""
+import os, sys, time
+from slime_ext_cpu.processes import show_environment
+os.environ.clear()
+os.environ.update({{"A": "1", "LONG": "x" * (1 << 17), "{MARK}": sys.argv[1]}})
+show_environment()
+time.sleep(60)
+"""
+
+
+def test_a_process_shows_the_mark_of_the_run_that_it_was_given():
+    mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    child = subprocess.Popen([sys.executable, "-c", SHOWS, mark], env={**os.environ, MARK: "another"})
+    try:
+        assert wait_for(lambda: list(marked_processes(mark)) == [child.pid])
+        assert set(psutil.Process(child.pid).environ()) == {MARK, "A"}  # there is no room for LONG
+    finally:
+        child.kill()
+        child.wait()
+
+
 def test_a_process_that_is_ending_has_no_command_line(monkeypatch):
     """The guard once ended of that, with four processes left."""
     ending = SimpleNamespace(info={"pid": 7, "cmdline": None, "environ": {MARK: "a"}})

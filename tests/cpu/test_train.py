@@ -21,6 +21,7 @@ from slime_ext.tools.launch.launch import WrittenFlag
 from slime_ext_cpu import driver, progress, train
 from slime_ext_cpu.processes import MARK
 from slime_ext_cpu.rehearsal import preflight
+from tests import host_server
 from tests.ranks import GROUP, server
 
 ROOT = Path(__file__).parents[2]
@@ -421,6 +422,8 @@ def test_letters_on_the_real_host_cut_after_a_checkpoint_and_gone_on_with(tmp_pa
     assert said.splitlines()[-1].endswith(f"slime-ext train --load {out}"), said
     assert "0100007F" in seen <= LOOPBACK and not of_run(out)
     assert any(path.name.startswith("sem.") for path in shared) and not any(path.exists() for path in shared)
+    for name, value in host_server.shared().items():  # the first run had a server of its own
+        monkeypatch.setenv(name, value)
     assert train.main(["--load", str(out)]) == 0
     assert f"slime-ext analyze {out / train.DUMP}\n" in capfd.readouterr().out
     rows = progress.read(out)

@@ -6,9 +6,11 @@ import pytest
 
 from slime_ext.errors import ConfigError
 from slime_ext_cpu import driver
+from tests import host_server
 from tests.downstream.real_faults import FAULTS, ROLLOUTS, run, steps_of
+from tests.ranks import GROUP
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.host, pytest.mark.xdist_group(GROUP)]
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +21,12 @@ def _needs_the_host_environment():
         pytest.skip(str(error))
 
 
-def test_broken_log_probs_of_old_weights_are_rejected_and_said_until_a_guard_stops_the_run(tmp_path):
+def test_broken_log_probs_of_old_weights_are_rejected_and_said_until_a_guard_stops_the_run(
+    tmp_path, monkeypatch
+):
     """Sampled asynchronously, so that from the second rollout on the trainer is a version ahead."""
+    for variable, value in host_server.shared().items():
+        monkeypatch.setenv(variable, value)
     name = "nan, a version old, guarded"
     row = run(name, FAULTS[name], driver.WHEEL, tmp_path)
     folder, text = row["folder"], (row["folder"] / "log").read_text(errors="replace")
