@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 VARIABLE = "SLIME_EXT_FORK_SERVER"  # names the address at which the run's server listens
 TRACKER = "SLIME_EXT_RESOURCE_TRACKER"  # names the file into which the run's processes report what they share
-SCRIPTS = ("setup_worker.py", "default_worker.py")  # programs of Ray's workers
+SCRIPTS = ("setup_worker.py", "default_worker.py", "log_monitor.py")  # the last prints what workers print
 PRELOADED = "slime_ext_cpu.preloaded"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
@@ -80,7 +80,7 @@ def send_environment() -> None:
 
 
 def hand_over() -> None:
-    """Lets a fork do this interpreter's work if the interpreter is a Ray worker. Ends when the fork ends.
+    """Lets a fork do this interpreter's work if it runs one of `SCRIPTS`. Ends when the fork ends.
 
     Returns in any other process, and if no server listens.
     """
@@ -91,7 +91,7 @@ def hand_over() -> None:
 
 
 def program_of(words: Sequence[str]) -> list[str]:
-    """Returns [script, argument, ...] if the command line starts a Ray worker, otherwise []."""
+    """Returns [script, argument, ...] if the command line runs one of `SCRIPTS`, otherwise []."""
     at = next((i for i, word in enumerate(words) if i and not word.startswith("-")), 0)
     return list(words[at:]) if at and Path(words[at]).name in SCRIPTS else []
 

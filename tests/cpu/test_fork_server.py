@@ -143,6 +143,8 @@ def test_other_programs_and_a_server_that_has_ended_run_as_they_are(address, tmp
     assert out == "False\n"
     for words in (["python", "train.py"], ["python", "-c", "print()"], ["python", "-m", "ray"], ["python"]):
         assert fork_server.program_of(words) == []
+    monitor = ["/ray/_private/log_monitor.py", "--session-dir=/tmp"]
+    assert fork_server.program_of(["python", "-u", *monitor]) == monitor
 
 
 ASKS = """
