@@ -47,6 +47,35 @@ def _drawn(logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return drawn, log_probs.gather(1, drawn)[:, 0]
 
 
+def _as_it_is(logits: Tensor, seen: Tensor, at: int) -> Tensor:
+    return logits
+
+
+def _drawn_warped(
+    table: Tensor, prompts: Tensor, length: int, g: torch.Generator, warp: Warp, draw: Draw
+) -> tuple[Tensor, Tensor]:
+    """The prompts and the tokens after them [S, 1 + L], and what is recorded of the tokens [S, L]."""
+    columns, recorded = [prompts], []
+    seen = torch.zeros(len(prompts), VOCABULARY, dtype=torch.float64)
+    one = torch.ones_like(seen[:, :1])
+    for at in range(length):
+        drawn, log_probs = draw(warp(table[columns[-1]], seen, at), g)
+        columns.append(drawn[:, 0])
+        recorded.append(log_probs)
+        seen.scatter_add_(1, drawn, one)
+    return torch.stack(columns, 1), torch.stack(recorded, 1)
+
+
+def _drawn_plainly(table: Tensor, prompts: Tensor, length: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The same of the table itself, whose log-probs are computed once."""
+    log_probs = table.log_softmax(1)
+    probabilities, columns = log_probs.exp(), [prompts]
+    for _ in range(length):
+        columns.append(draw(probabilities[columns[-1]], g)[:, 0])
+    tokens = torch.stack(columns, 1)
+    return tokens, log_probs[tokens[:, :-1], tokens[:, 1:]]
+
+
 def sampled(
     policy: Policy,
     number: int = 0,
@@ -54,7 +83,7 @@ def sampled(
     samples: int = 64,
     length: int = LENGTH,
     sampler: Tensor | None = None,
-    warp: Warp = lambda logits, seen, at: logits,
+    warp: Warp | None = None,
     noise: float = 0.005,
     draw: Draw | None = None,
     **fields,
@@ -62,17 +91,15 @@ def sampled(
     """One rollout of ``samples`` answers to PROMPTS prompts; the trainer's log-probs have some noise, which
     is a function of the text."""
     g, table = policy.generator, policy.table if sampler is None else sampler
-    before = torch.randint(VOCABULARY, (PROMPTS,), generator=g).repeat_interleave(samples // PROMPTS)
-    seen, columns = torch.zeros(samples, VOCABULARY, dtype=torch.float64), []
+    prompts = torch.randint(VOCABULARY, (PROMPTS,), generator=g).repeat_interleave(samples // PROMPTS)
     rounding = 1 + noise * torch.randn(policy.table.shape, generator=g, dtype=torch.float64)
     mine = (policy.table * rounding).log_softmax(1)
-    for at in range(length):
-        logits = warp(table[before], seen, at)
-        drawn, recorded = (draw or _drawn)(logits, g)
-        columns.append([drawn[:, 0], recorded, mine[before, drawn[:, 0]]])
-        before = drawn[:, 0]
-        seen.scatter_add_(1, drawn, torch.ones_like(seen[:, :1]))
-    tokens, behavior, proximal = (torch.stack(rows, 1).flatten() for rows in zip(*columns, strict=True))
+    if warp is None and draw is None:
+        columns, recorded = _drawn_plainly(table, prompts, length, g)
+    else:
+        columns, recorded = _drawn_warped(table, prompts, length, g, warp or _as_it_is, draw or _drawn)
+    before, tokens = columns[:, :-1].flatten(), columns[:, 1:].flatten()
+    behavior, proximal = recorded.flatten(), mine[before, tokens]
     rewards = torch.randint(2, (samples,), generator=g).double()
     groups = torch.arange(PROMPTS).repeat_interleave(samples // PROMPTS)
     means = torch.bincount(groups, rewards) / (samples // PROMPTS)
