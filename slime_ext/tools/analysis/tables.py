@@ -79,9 +79,9 @@ def _added(value: Any, more: Any) -> Any:
 
 def sum_of(a: Tensor, b: Tensor) -> Tensor:
     """Returns the sum of two tables; one may have more rows than the other."""
-    out = zeros(max(len(a), len(b)), *a.shape[1:])
-    out[: len(a)] += a
-    out[: len(b)] += b
+    more, less = (a, b) if len(a) >= len(b) else (b, a)
+    out = more.double() + 0.0  # a new table in one pass; 0 for -0
+    out[: len(less)].add_(less)
     return out
 
 

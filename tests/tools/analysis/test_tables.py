@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slime_ext.tools.analysis.detectors.shared.mixed import ENDS, octave_of
-from slime_ext.tools.analysis.tables import Rows, earlier, in_order, tabulated
+from slime_ext.tools.analysis.tables import Rows, earlier, in_order, sum_of, tabulated
 from tests.tools.analysis.rollouts import rollout
 
 
@@ -34,6 +34,20 @@ def test_a_pair_of_rows_has_the_sums_of_both_bit_by_bit(run):
     assert sums.equal(tabulated(index, rows, 5))
     exact = [[math.fsum(row[index == at].tolist()) for row in rows] for at in range(5)]
     assert torch.allclose(sums, torch.tensor(exact, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [(3, 3), (2, 4), (4, 2), (0, 2), (2, 0)])
+def test_tables_add_up_row_by_row_into_a_new_table(rows):
+    a, b = (torch.arange(2.0 * n, dtype=torch.float64).view(n, 2) - 1 for n in rows)
+    given = a.tolist(), b.tolist()
+    padded = [one + [[0.0, 0.0]] * (max(rows) - len(one)) for one in given]
+    wanted = [[x + y for x, y in zip(*pair, strict=True)] for pair in zip(*padded, strict=True)]
+    total = sum_of(a, b)
+    assert total.tolist() == wanted and total.dtype == torch.float64
+    total += 1
+    assert (a.tolist(), b.tolist()) == given
+    zero = torch.tensor([-0.0], dtype=torch.float64)
+    assert not sum_of(zero, zero).signbit()
 
 
 def test_the_octave_of_a_size_is_the_number_of_ends_that_it_reaches():
