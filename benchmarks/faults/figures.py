@@ -60,6 +60,7 @@ ROWS = {
     "OneReward.prompts": OnePrompt,
     "CachedShares.rollouts": CachedRollout,
     "CachedSizes.rollouts": CachedBins,
+    "Contexts.rows": lambda *sides: tuple(map(tuple, sides)),
 }
 PRINTS = (torch.zeros(0, dtype=torch.int64),) * 2 + (torch.zeros(0),)  # the columns of Prints
 DIGITS = 6
