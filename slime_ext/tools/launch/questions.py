@@ -12,7 +12,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from bashkit import Bash
 
 COMMENT = re.compile(r"(^|\s)#.*", re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
@@ -340,6 +343,13 @@ def closing(text: str, begin: int) -> int:
     return len(text)
 
 
+@cache  # a new one takes half a millisecond
+def _parser() -> Bash:
+    from bashkit import Bash
+
+    return Bash()
+
+
 @cache
 def _is_readable(text: str) -> bool:
     """Whether bash reads a text, unlike ``: range(3):``, which is Python in a heredoc.
@@ -347,10 +357,10 @@ def _is_readable(text: str) -> bool:
     >>> [_is_readable(text) for text in (": 1 $(f a)", ": range(3):", r": \\$(f a)", ': "a')]
     [True, False, False, False]
     """
-    from bashkit import Bash, BashError
+    from bashkit import BashError
 
     try:
-        Bash().analyze(text)
+        _parser().analyze(text)
     except BashError:
         return False
     return True

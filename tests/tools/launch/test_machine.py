@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from slime_ext.tools.launch import sandbox
@@ -196,6 +198,14 @@ def test_a_run_that_would_get_the_same_answers_is_not_made_again(text, most, tmp
     monkeypatch.setattr(sandbox, "_answers", lambda *_: object())  # each run is made
     assert read(str(tmp_path / "run.sh")) == launch
     assert count <= most < len(made) - count
+
+
+def test_a_script_that_was_read_leaves_no_open_file(tmp_path, monkeypatch):
+    """A shell has three. The parser of conditions keeps its own, so the first reading does not count."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text('case $(hostname) in a*) A=1;; esac\nbash -c "python3 train.py --a $A"')
+    counts = [read("run.sh") and len([*Path("/proc/self/fd").iterdir()]) for _ in range(3)]
+    assert counts[1:] == counts[:1] * 2
 
 
 JOB = '#!/bin/bash\n#SBATCH -N 2\npython3 train.py --b 1 --x ${X:-2} "$@"\n'
