@@ -128,7 +128,7 @@ def mapping_of(rng):
         owners = [fields for name in (*weights, found["surrogate"]) for fields in numeric(name)]
         for fields, key in rng.sample(owners, min(1, len(owners))):
             fields[key] = rng.choice([-1.0, -0.5, 0.0, 1.0, 1e40, 1e-40])
-    return yaml.safe_load(yaml.safe_dump(found))
+    return yaml.load(yaml.dump(found, Dumper=yaml.CSafeDumper), yaml.CSafeLoader)  # libyaml's, for speed
 
 
 def numeric(entry):
