@@ -352,23 +352,43 @@ def test_no_flags_are_offered_beneath_an_error(capsys):
     assert f"  {INIT_FLAG}\n" in capsys.readouterr().out
 
 
-def test_what_only_a_users_file_needs_is_not_imported(runs):
-    code = "import sys; from slime_ext.tools.commands import cli; cli.main(sys.argv[1:]); print(*sys.modules)"
-    words = [sys.executable, "-c", code, "analyze", str(runs / "healthy")]
-    ran = subprocess.run(words, capture_output=True, text=True, check=True)
-    modules = {"yaml", "pydantic", "matplotlib", "rich._emoji_codes", "slime_ext.config.load"}
-    assert modules.isdisjoint(ran.stdout.splitlines()[-1].split())
+ALONE = """
+import gc, json, sys
+from slime_ext.tools.commands import cli
+cli.main(sys.argv[1:])
+print(json.dumps([sorted(sys.modules), gc.get_freeze_count(), gc.isenabled()]))
+"""
 
 
-def test_devices_of_other_packages_are_left_alone(runs, tmp_path):
-    about = tmp_path / "other-1.0.dist-info"
+@pytest.fixture(scope="module")
+def alone(runs, tmp_path_factory):
+    """The command in a process of its own, which imports torch for 2 s: its text, modules and collector.
+
+    Another package offers torch a device, which says when it starts.
+    """
+    folder = tmp_path_factory.mktemp("other")
+    about = folder / "other-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[torch.backends]\nother = other_device:start\n")
-    (tmp_path / "other_device.py").write_text("def start():\n    print('started')\n")
-    code = "import sys; from slime_ext.tools.commands import cli; cli.main(sys.argv[1:])"
-    words = [sys.executable, "-c", code, "analyze", str(runs / "healthy")]
-    path = os.pathsep.join([str(tmp_path), *sys.path])
+    (folder / "other_device.py").write_text("def start():\n    print('started')\n")
+    words = [sys.executable, "-c", ALONE, "analyze", str(runs / "healthy")]
+    path = os.pathsep.join([str(folder), *sys.path])
     unset = {key: value for key, value in os.environ.items() if key != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
     ran = subprocess.run(words, capture_output=True, text=True, check=True, env=unset | {"PYTHONPATH": path})
-    assert "No fault found" in ran.stdout and "started" not in ran.stdout
+    *text, last = ran.stdout.splitlines()
+    return "\n".join(text), *json.loads(last)
+
+
+def test_what_only_a_users_file_needs_is_not_imported(alone):
+    modules = {"yaml", "pydantic", "matplotlib", "rich._emoji_codes", "slime_ext.config.load"}
+    assert modules.isdisjoint(alone[1]) and "torch" in alone[1]
+
+
+def test_what_torch_made_is_exempt_from_garbage_collections(alone):
+    _, _, exempt, is_on = alone
+    assert exempt > 100_000 and is_on
+
+
+def test_devices_of_other_packages_are_left_alone(alone):
+    assert "No fault found" in alone[0] and "started" not in alone[0]
