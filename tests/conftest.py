@@ -62,6 +62,25 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("host", "slow")])
 
 
+@pytest.hookimpl(optionalhook=True)  # xdist may be absent
+def pytest_xdist_make_scheduler(config, log):
+    """Gives the tests of a file to one worker, because they share imports, caches and fixtures.
+
+    The files come in the order of their first test: xdist would begin with those that have most tests.
+    """
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid):
+            group = super()._split_scope(nodeid)
+            return nodeid.partition("::")[0] if group == nodeid else group
+
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
 def pytest_collection_finish():
     """Exempts modules and test items from garbage collections, which would visit them again and again."""
     gc.freeze()
