@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import cache
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import slime_ext
@@ -27,10 +29,29 @@ ROOM = 16384  # bytes for the variables of a run, in the place where Linux shows
 def shared() -> dict[str, str]:
     """Returns the variables with which a run asks the server of these tests. It ends with this process."""
     driver._raise_open_files()
-    run = driver.HostRun(driver.WHEEL, ".", environment={"PYTHONPATH": str(ROOT)})
-    env = run._variables(Path("/tmp")) | {"ROOM": "x" * ROOM}
-    del env[MARK]
+    env = _variables() | {"ROOM": "x" * ROOM}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     server = subprocess.Popen([sys.executable, "-c", START], env=env, text=True, **pipes)
     _kept.append(server)
     return {fork_server.VARIABLE: server.stdout.readline().strip()}
+
+
+def worker(code: str, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a fork of the server, as Ray's workers run in forks of their run's own server.
+
+    It names no run. So its fork, as those of an own server, takes what the server has installed as it is.
+    """
+    script = folder / "default_worker.py"
+    script.write_text(code)
+    tracker = f"/proc/{os.getpid()}/fd/{resource_tracker.getfd()}"
+    env = _variables() | shared() | {fork_server.TRACKER: tracker, "TMPDIR": "/tmp"}
+    command = [sys.executable, str(script), *words]
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def _variables() -> dict[str, str]:
+    """Returns the variables of a run that has no mark."""
+    run = driver.HostRun(driver.WHEEL, ".", environment={"PYTHONPATH": str(ROOT)})
+    env = run._variables(Path("/tmp"))
+    del env[MARK]
+    return env

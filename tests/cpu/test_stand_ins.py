@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-import slime_ext
 from slime_ext_cpu import stand_ins
 from slime_ext_cpu.stand_ins import hosts, torch_cuda
+from tests import host_server
 from tests.ranks import GROUP, server
 
-ROOT = Path(slime_ext.__file__).parents[1]
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
 
 # stand-in: what needs it, what is said without it
@@ -80,55 +77,40 @@ NEEDS = {
         "sgl_kernel",
     ),
 }
-# What fails in an interpreter without any of them. With only these left out, the modules that take long to
-# import would have to be imported once more.
+# What fails without any of them. The others need some of these to be imported at all.
 WITHOUT_ANY = ("bind_stores", "replace", "add_absent", "declare_operators")
-# An interpreter and its fork, because importing torch, Megatron and SGLang takes 5 s. Both begin with the
-# stand-ins that change these modules; the fork has no others.
-EACH = """
-import gc
-gc.disable()  # imports leave no cycles, and its searches take 3 s
-import json, os, sys
-from slime_ext_cpu import stand_ins
-
-places, (needs, late) = list(stand_ins.PLACES), json.loads(sys.argv[1])
-
-
-def say(names):
-    said = {}
-    for name in names:
-        try:
-            exec(needs[name], {})
-            said[name] = None
-        except BaseException as error:
-            said[name] = f"{type(error).__name__}: {error}"
-    print(json.dumps(said), flush=True)
-
-
-stand_ins.PLACES = [place for place in places if place[2].__name__ not in late]
-stand_ins.install()
-import transformers, sglang, megatron.training
-if not (fork := os.fork()):
-    say(name for name in needs if name in late)
-    os._exit(0)
-assert os.waitpid(fork, 0)[1] == 0
-stand_ins.PLACES = [place for place in places if place[2].__name__ in late]
-imported = {module for _, module, _ in stand_ins.PLACES} & set(sys.modules)
-assert not imported, f"imported before their stand-ins: {imported}"
-stand_ins.install()
-say(needs)
-"""
 EARLY = {"multiply_in_float32", "fill_before_loading", *WITHOUT_ANY}
+# Runs as a worker of a host does: in a fork of a server that installed all of them before its imports.
+WORKER = """
+import json, sys
+for name, code in json.loads(sys.argv[1]).items():
+    assert {"megatron.training", "sglang.launch_server"} <= set(sys.modules), "imports itself"
+    try:
+        exec(code, {})
+        said = None
+    except BaseException as error:
+        said = f"{type(error).__name__}: {error}"
+    print(json.dumps({name: said}), flush=True)
+"""
 
 
-def without_any(needs, said):
-    """Writes what fails in a process that has imported torch and Megatron as they are."""
-    stand_ins.find_torchvision()
+def failing(needs, is_without_any, said):
+    """Writes what fails in a process that has imported torch and Megatron as they are.
+
+    Unless without any stand-in, it has those of EARLY whose modules are not among these, and their CUDA.
+    """
+    if is_without_any:
+        stand_ins.find_torchvision()
+    else:
+        os.environ |= {"SLIME_ACCELERATOR": "cpu", "SGLANG_USE_CPU_ENGINE": "1"}
+        torch_cuda.replace()
+        stand_ins.PLACES = [place for place in stand_ins.PLACES if place[2].__name__ in EARLY]
+        stand_ins.install()
     errors = {}
     for name, code in needs.items():
         try:
             exec(code, {})
-        except Exception as error:
+        except BaseException as error:
             errors[name] = f"{type(error).__name__}: {error}"
     said.write_text(json.dumps(errors))
 
@@ -138,21 +120,23 @@ def without_any(needs, said):
 @pytest.mark.xdist_group(GROUP)
 def test_something_fails_without_each(tmp_path):
     needs = {name: code for name, (code, _) in NEEDS.items() if name != "register_cpu" or HOSTS.exists()}
-    plain = server().Process(
-        target=without_any, args=({name: needs[name] for name in WITHOUT_ANY}, tmp_path / "said")
-    )
-    plain.start()
-    late = [call.__name__ for *_, call in stand_ins.PLACES if call.__name__ not in EARLY]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "SLIME_ACCELERATOR": "cpu", "SGLANG_USE_CPU_ENGINE": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", EACH, json.dumps([needs, late])]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    processes = []
+    for is_without_any in (True, False):
+        some = {name: code for name, code in needs.items() if (name in WITHOUT_ANY) == is_without_any}
+        args = (some, is_without_any, tmp_path / f"said {is_without_any}")
+        processes.append(server().Process(target=failing, args=args))
+        processes[-1].start()
+    done = host_server.worker(WORKER, json.dumps(needs), folder=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    without, complete = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert complete == dict.fromkeys(needs)
-    plain.join()
-    errors = without | json.loads((tmp_path / "said").read_text())
+    lines = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    assert {name: said for line in lines for name, said in line.items()} == dict.fromkeys(needs)
+    errors = {}
+    for process, is_without_any in zip(processes, (True, False), strict=True):
+        process.join()
+        errors |= json.loads((tmp_path / f"said {is_without_any}").read_text())
     for name in needs:
-        assert any(word in str(errors[name]) for word in NEEDS[name][1].split("|")), (name, errors[name])
+        error = errors.get(name, "nothing fails")
+        assert any(word in error for word in NEEDS[name][1].split("|")), (name, error)
 
 
 def test_every_stand_in_has_its_test():
