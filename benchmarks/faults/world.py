@@ -423,7 +423,7 @@ class _Rows:
         return said[len(self.tokens) % len(said)].expand_as(token)
 
     def turns(self, prompts: Tensor, experts: Tensor | None, versions, cached: int) -> Iterator[Turn]:
-        """The samples, each cut to its length, in tensors of their own: their files hold nothing else."""
+        """The samples, each cut to its length. Tensors are copies: a file holds all that a view sees."""
         (version, old), lengths = versions, self.lengths()
         tokens, log_probs = torch.cat(self.tokens, 1), torch.cat(self.log_probs, 1)
         kept, mask = torch.stack(self.inside, 1).isfinite(), ~torch.tensor(self.tools)

@@ -155,8 +155,8 @@ def _fits(rows: tuple[Context, ...]) -> Bend | None:
         return None
     columns = (x.split(AT_ONCE) for x in (sampler, y, known))
     parts = [_residuals(*some) for some in zip(*columns, strict=True)]
-    fits = {which: torch.cat([of_some[which] for of_some in parts]) for which in parts[0]}
-    side, cap = min(fits, key=lambda which: float(fits[which].sum()))
+    fits = {fit: torch.cat([of_some[fit] for of_some in parts]) for fit in parts[0]}
+    side, cap = min(fits, key=lambda fit: float(fits[fit].sum()))
     of_cap = fits[side, cap]
     bent = float(of_cap.sum() / beyond) ** 0.5
     usual = (float((x / (count - n)).median()) ** 0.5 for x, n in ((of_cap, 2), (of_line, 1)))
