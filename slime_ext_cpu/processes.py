@@ -58,7 +58,7 @@ def mark_semaphores() -> None:
 def show_environment() -> None:
     """Writes this process's variables to where Linux shows them to others, with the mark first.
 
-    Linux shows the variables of the program's start. A fork shares their place with its parent.
+    Linux shows the variables with which a program was started, so a fork shows those of its parent.
     Variables for which there is no room are left out.
     """
     start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])

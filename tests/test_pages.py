@@ -13,7 +13,7 @@ import pytest
 
 from tests.pages import COMMONMARK, ROOT
 
-OTHERS = {"build", ".git", ".venv", ".venv-docs"}  # not searched either: they have 100,000 files
+OTHERS = {"build", ".git", ".venv", ".venv-docs"}  # walking through their 100,000 files takes 0.7 s
 EVERY = sorted(
     path
     for folder, pattern in [

@@ -121,7 +121,8 @@ class Contexts(Measure):
         shared = (contexts.sizes >= FEWEST).nonzero()[:KEPT, 0]
         if not len(shared):
             return
-        means, order = texts.log_probs(part)[1].numpy(), contexts.order.numpy()  # for a few tokens at a time
+        # In numpy, because a context has a few tokens, and torch takes 4 us for each operation on them.
+        means, order = texts.log_probs(part)[1].numpy(), contexts.order.numpy()
         places = (x[shared].tolist() for x in (contexts.begins, contexts.sizes))
         for begin, size in zip(*places, strict=True):
             of_one = means[:, order[begin : begin + size]]
