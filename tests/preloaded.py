@@ -1,7 +1,10 @@
 """Imports what ranks need once, in the server that they are forked from."""
 
+import os
+
 from slime_ext.tools.collection import importing
 
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # read where Megatron decorates; each rank would prepare to compile
 with importing("torch"):  # a fork would visit all these objects again and again
     import megatron.core.distributed
     import megatron.core.models.gpt.gpt_layer_specs

@@ -47,7 +47,8 @@ FLOORS = {
     "testing/": ("steps", "hooks"),
     "hosts/": ("code contract estimators slices", "flags running"),
     "host/": (
-        "memory ranks wrapping",
+        "memory",
+        "current ranks wrapping",
         "certify configured packing published",
         "rollout_data",
         "staleness step_metrics",

@@ -28,6 +28,7 @@ import torch
 
 from slime_ext.core.metrics.names import PREFIX
 from slime_ext.host import wrapping
+from slime_ext.host.current import current_host
 from slime_ext.host.memory import Memory
 from slime_ext.host.ranks import global_rank
 from slime_ext.hosts import running
@@ -132,7 +133,7 @@ def pushes() -> PushRecord:
 
 def install() -> None:
     """Wraps the host's classes that push weights, so that every push is recorded; idempotent."""
-    for cls in running.weight_updaters():
+    for cls in running.weight_updaters(current_host()):
         wrapping.wrap(cls, "__init__", _noting)
 
 
@@ -206,7 +207,7 @@ def _ask(check_weights: Any) -> Any:
     if hasattr(check_weights, "remote"):
         return check_weights.remote("checksum")
     # The client keeps a connection per event loop, so the question goes into the loop that the host keeps.
-    host = running.current()
+    host = current_host()
     loop = running.find_function(host.name, "get_async_loop") if host else None
     if loop is None:
         raise LookupError("no event loop of the host")
@@ -268,7 +269,7 @@ def _checksums(reply: Mapping[str, Any]) -> dict[str, str]:
 
 def _host_group() -> Any:
     """Returns the CPU group of all the trainer's ranks. The host waits on it in every push."""
-    host = running.current()
+    host = current_host()
     get = running.find_function(host.name, "get_gloo_group") if host else None
     return get() if get else None
 

@@ -10,6 +10,7 @@ from typing import Any
 from slime_ext.config.files import read_yaml
 from slime_ext.core.centering import Center
 from slime_ext.errors import ConfigError, warn_once
+from slime_ext.host.current import current_host
 from slime_ext.host.wrapping import is_wrapped
 from slime_ext.hosts import running
 from slime_ext.hosts.contract import INIT_FLAG
@@ -37,7 +38,7 @@ def setup_for(args: Any, function: str | None = None) -> Setup:
     Raises:
         ConfigError: there is no configuration, it does not load, or it breaks a rule.
     """
-    function, host = named_function(args) if function is None else function, running.current()
+    function, host = named_function(args) if function is None else function, current_host()
     is_late = bool(function) and host is not None and not is_wrapped(host)
     if is_late:
         warn_once(LATE)

@@ -40,7 +40,7 @@ def install(host: running.Host) -> None:
     for module in running.modules(host.name):  # a module that imported the function calls its own reference
         if isinstance(vars(module).get(SCORE), FunctionType):
             wrapping.wrap(module, SCORE, functools.partial(_gathering, host))
-    for cls, name in running.trainers():
+    for cls, name in running.trainers(host):
         wrapping.wrap(cls, name, _of_rollout)
 
 

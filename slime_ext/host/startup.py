@@ -27,6 +27,7 @@ from slime_ext.config.words import one_line
 from slime_ext.errors import ConfigError
 from slime_ext.host import heads, policy_loss, proximal_heads, train_step, wrapping
 from slime_ext.host.configured import setup_for
+from slime_ext.host.current import current_host
 from slime_ext.host.hook import observe
 from slime_ext.host.policy_loss import LossCall
 from slime_ext.host.ranks import global_rank, parallel_state
@@ -78,7 +79,7 @@ def host_that_trains() -> running.Host | None:
     Raises:
         ConfigError: the process trains without a known host, or the host's functions have other parameters.
     """
-    host = running.current()
+    host = current_host()
     if host is None and parallel_state() is not None:
         raise ConfigError(
             f"slime_ext.host.init: expected a host with {LOSS}({', '.join(LEADING[LOSS])}), got none among "

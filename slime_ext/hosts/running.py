@@ -124,9 +124,8 @@ def current() -> Host | None:
     return Host(losses[0], None) if losses else None
 
 
-def weight_updaters() -> Iterator[type]:
+def weight_updaters(host: Host | None) -> Iterator[type]:
     """Yields the host's classes that push weights to the engines and count the pushes."""
-    host = current()
     for module in modules(host.name) if host else ():
         for cls in list(vars(module).values()):
             if isinstance(cls, type) and cls.__module__ == module.__name__ and hasattr(cls, "update_weights"):
@@ -135,13 +134,12 @@ def weight_updaters() -> Iterator[type]:
                     yield cls
 
 
-def trainers() -> Iterator[tuple[type, str]]:
+def trainers(host: Host) -> Iterator[tuple[type, str]]:
     """Yields each method of ``TRAIN`` with the host's class, or its subclass, that defines it itself.
 
     Subclasses count, because Ray subclasses an actor's class and wraps each method there.
     """
-    host = current()
-    for module in modules(host.name) if host else ():
+    for module in modules(host.name):
         for cls in list(vars(module).values()):
             if isinstance(cls, type) and cls.__module__ == module.__name__:
                 for one in (cls, *_below(cls)):

@@ -243,7 +243,19 @@ class Sample:
 
 
 def samples(nan: tuple[str, str] | None = None, seed: int = 0) -> list[Sample]:
-    """The same samples on every rank: stale by 0.1 nats, mismatched by 0.3, tool tokens, one masked out."""
+    """The same samples on every rank: stale by 0.1 nats, mismatched by 0.3, tool tokens, one masked out.
+
+    Each call makes tensors anew, because a host may write into them.
+    """
+
+    def own(sample: Sample) -> Sample:
+        return Sample(*(v.clone() if isinstance(v, Tensor) else v for v in vars(sample).values()))
+
+    return [own(sample) for sample in _drawn(nan, seed)]
+
+
+@functools.cache
+def _drawn(nan: tuple[str, str] | None, seed: int) -> list[Sample]:
     draw, made = torch.Generator().manual_seed(seed), []
     masks = [_mask(i, response) for i, (_, response) in enumerate(SHAPES)]
     sums = [

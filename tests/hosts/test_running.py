@@ -10,6 +10,7 @@ import pytest
 
 from slime_ext.errors import ConfigError
 from slime_ext.host import startup, wrapping
+from slime_ext.host.current import current_host
 from slime_ext.hosts import running
 from slime_ext.hosts.code import LOSS, STEP
 from tests.host import trees
@@ -35,6 +36,18 @@ def test_a_users_own_policy_loss_is_not_the_hosts(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, mine.__name__, mine)
     made = trees.made(tmp_path, monkeypatch)
     assert running.current().loss is made.loss
+
+
+def test_the_host_is_searched_again_only_if_it_is_gone(tmp_path, monkeypatch):
+    searches, search = [], running.current
+    monkeypatch.setattr(running, "current", lambda: searches.append(1) or search())
+    assert current_host() is None
+    first = trees.made(tmp_path / "a", monkeypatch)
+    assert [current_host().loss for _ in range(2)] == [first.loss] * 2 and len(searches) == 2
+    second = trees.made(tmp_path / "b", monkeypatch)
+    assert current_host().loss is second.loss is not first.loss
+    monkeypatch.delattr(second.step, STEP)
+    assert current_host() == running.Host(second.loss, None)
 
 
 def test_outside_of_a_host_there_is_none():
@@ -119,7 +132,7 @@ def test_what_pushes_weights_is_a_class_that_counts_its_pushes(tmp_path, monkeyp
     )
     made = trees.made(tmp_path, monkeypatch, step=text)
     for _ in range(2):
-        assert list(running.weight_updaters()) == [made.step.Pusher]
+        assert list(running.weight_updaters(running.current())) == [made.step.Pusher]
         wrapping.wrap(made.step.Pusher, "__init__", lambda function: lambda self: function(self))
 
 
