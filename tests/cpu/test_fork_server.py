@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import slime_ext
-from slime_ext_cpu import fork_server
-from slime_ext_cpu.processes import MARK
+from slime_ext_cpu import driver, fork_server, shortcuts
+from slime_ext_cpu.processes import MARK, marked_processes
 from tests import host_server
 from tests.ranks import GROUP
 
@@ -162,6 +163,90 @@ def test_a_run_asks_the_server_that_its_environment_names(address):
     done = subprocess.run([sys.executable, "-c", ASKS], env=env, capture_output=True, text=True)
     asked, named, tracker = done.stdout.split()
     assert asked == named == address[0] and tracker != address[1], done.stderr
+
+
+# Installed by every process of a run: empty modules for Ray and for most of what its server imports.
+EMPTY = """
+import sys
+from types import ModuleType
+NAMES = (
+    "megatron", "megatron.training", "pandas", "transformers", "sglang", "sglang.launch_server",
+    "sglang.srt", "sglang.srt.entrypoints", "sglang.srt.entrypoints.http_server",
+    "ray", "ray._private", "ray._private.node",
+)
+def install():
+    for name in NAMES:
+        module = sys.modules[name] = ModuleType(name)
+        module.is_empty = True
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
+    sys.modules["ray"].init = lambda *words, **options: print("starts Ray", flush=True)
+    sys.modules["ray._private.node"].Node = type("Node", (), {})
+"""
+# Shows whose fork a process of a run is, and what that one had when it was started.
+IN_A_FORK = """
+import json, multiprocessing, os, sys, tempfile
+from pathlib import Path
+from slime_ext_cpu.processes import MARK
+def shown(name):
+    hooks = next(f for f in sys.meta_path if type(f).__name__ == "ImportHooks")
+    parent = Path(f"/proc/{os.getppid()}/environ").read_text().split(chr(0))
+    facts = {"name": name, "server": os.getppid(), "marks_server": f"{MARK}={os.environ[MARK]}" in parent,
+        "preloaded": "slime_ext_cpu.preloaded" in sys.modules and vars(sys.modules["sglang"])["is_empty"],
+        "hooks": sorted(module for module, when in hooks._calls if module.endswith((".actor", ".loss"))),
+        "mark": os.environ[MARK], "folder": os.environ["RAY_TMPDIR"], "temporary": tempfile.gettempdir(),
+        "lock": multiprocessing.get_context("spawn").Lock()._semlock.name,
+        "proxies": [os.environ.get(each) for each in ("all_proxy", "http_proxy", "no_proxy")]}
+    os.write(1, (json.dumps(facts) + chr(10)).encode())
+"""
+STARTS = """
+import multiprocessing, subprocess, sys
+from in_a_fork import shown
+if __name__ == "__main__":
+    shown("host")
+    child = multiprocessing.get_context("spawn").Process(target=shown, args=("child",))
+    child.start()
+    child.join()
+    subprocess.run([sys.executable, sys.argv[1]], check=True)
+    sys.exit(5)
+"""
+
+
+@pytest.mark.host
+def test_a_run_has_a_server_of_its_own_that_ends_with_it(tmp_path, monkeypatch):
+    """Behind a proxy, in a path with a space; the host, its child and Ray's worker are forks of the server.
+
+    It imports only after what the run installs. Nothing of it outlives the run.
+    """
+    (tmp_path / "empty.py").write_text(EMPTY)
+    (tmp_path / "in_a_fork.py").write_text(IN_A_FORK)
+    (tmp_path / "train.py").write_text(STARTS)
+    worker = tmp_path / "default_worker.py"
+    worker.write_text("from in_a_fork import shown\nshown('worker')\n")
+    proxies = {"http_proxy": "http://10.255.255.1:3128", "all_proxy": "socks5://10.255.255.1:1080"}
+    for name, value in (proxies | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(fork_server.VARIABLE, raising=False)
+    monkeypatch.setattr(driver, "wheel_folder", lambda: None)
+    installed = {driver.INSTALL: f"empty {shortcuts.__name__}"}
+    run = driver.HostRun(tmp_path, tmp_path / "a run ü", [str(worker)], environment=installed)
+    status, log = run.run(), (tmp_path / "a run ü/log").read_text()
+    assert status == 5, log
+    rays, *lines = log.splitlines()
+    host, child, of_ray = map(json.loads, lines)
+    assert rays == "starts Ray" and [one["name"] for one in (host, child, of_ray)] == [
+        "host",
+        "child",
+        "worker",
+    ]
+    for one in (host, child, of_ray):
+        assert one["marks_server"] and one["preloaded"] and one["hooks"] == [shortcuts.ACTOR, shortcuts.LOSS]
+        assert one["server"] == host["server"] and one["mark"] == host["mark"], one
+        assert one["lock"].startswith(f"/mp_{one['mark']}-") and one["temporary"] == f"{one['folder']}/tmp"
+        assert one["proxies"] == [None, proxies["http_proxy"], ",".join(driver.LOOPBACK)]
+    assert not marked_processes(host["mark"]) and not Path(host["folder"]).exists()
+    assert not list(Path("/dev/shm").glob(f"*{host['mark']}*"))
 
 
 MODULE = "def install():\n    print('installed')\n"

@@ -402,7 +402,8 @@ def test_letters_on_the_real_host_cut_after_a_checkpoint_and_gone_on_with(tmp_pa
 
     SIGTERM ends every process and says how to go on; the run then ends with a row per rollout.
     """
-    for name, value in (DURESS | {"PYTHONPATH": str(ROOT)}).items():
+    # test_fork_server.py has a run with a server of its own, which would import for 14 s here.
+    for name, value in (DURESS | {"PYTHONPATH": str(ROOT)} | host_server.shared()).items():
         monkeypatch.setenv(name, value)
     out, screen = tmp_path / "a run ü", tmp_path / "screen"
     words = ["train", *"--task letters --rollouts 3 --out".split(), str(out), "--", *SMALL]
@@ -422,8 +423,6 @@ def test_letters_on_the_real_host_cut_after_a_checkpoint_and_gone_on_with(tmp_pa
     assert said.splitlines()[-1].endswith(f"slime-ext train --load {out}"), said
     assert "0100007F" in seen <= LOOPBACK and not of_run(out)
     assert any(path.name.startswith("sem.") for path in shared) and not any(path.exists() for path in shared)
-    for name, value in host_server.shared().items():  # the first run had a server of its own
-        monkeypatch.setenv(name, value)
     assert train.main(["--load", str(out)]) == 0
     assert f"slime-ext analyze {out / train.DUMP}\n" in capfd.readouterr().out
     rows = progress.read(out)
