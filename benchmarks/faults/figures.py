@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -44,6 +48,7 @@ from slime_ext.tools.analysis.readers.find import RolloutRanges, find
 from slime_ext.tools.analysis.readers.loss_calls import LossCall, first_calls
 from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import Additive
 from slime_ext.tools.collection import paused
 
 FILE = Path(__file__).with_name("figures.json.gz")
@@ -63,7 +68,10 @@ ROWS = {
     "Contexts.rows": lambda *sides: tuple(map(tuple, sides)),
 }
 PRINTS = (torch.zeros(0, dtype=torch.int64),) * 2 + (torch.zeros(0),)  # the columns of Prints
+NO_NUMBERS = Numbers(tokens=0, sequences=0, nonfinite=0)
 DIGITS = 6
+SMALL = 64  # numbers of a table that are kept as they are
+MERGES = (Additive.merge, Diagnosis.merge)  # field by field
 # Runs that were planted for a symptom -> what their mechanism is, which detectors name since they read it: a
 # penalty, and log-probs that come three tokens late.
 CALLED = {"position_drift": "penalties", "unexplained": "permuted_log_probs"}
@@ -98,14 +106,42 @@ def empty(vocabulary: int | None) -> Diagnosis:
 
 
 def joined(parts: Sequence[Diagnosis]) -> Diagnosis:
-    """The diagnosis of several rollouts as one."""
-    if len(parts) == 1:
-        return parts[0]
-    whole = empty(parts[0].of(Beyond).size)
+    """The diagnosis of several rollouts as one; the parts stay as they are, and may have tables as read."""
+    whole = _sum([replace(part, calls=(), layers=()) for part in parts])
     whole.calls, whole.layers = parts[0].calls, parts[0].layers
-    for part in parts:
-        whole.merge(replace(part, calls=(), layers=()))  # merging leaves the part as it is
+    whole.rollouts.sort(key=lambda summary: summary[:2])
+    whole.timeline.sort(key=lambda moment: moment.rollout_id)
     return whole
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """What one gets that all values are merged into, in one pass over the numbers that are not 0."""
+    first = values[0]
+    if isinstance(first, Tensor | Sparse):
+        return _sum_of_tables(values)
+    if isinstance(first, dict) and not isinstance(first, Counter):
+        return {key: _sum([value[key] for value in values]) for key in first}
+    if isinstance(first, Counter) or getattr(type(first), "merge", Additive.merge) not in MERGES:
+        whole = type(first)()
+        for value in values:
+            (whole.update if isinstance(first, Counter) else whole.merge)(value)
+        return whole
+    if not hasattr(first, "merge"):
+        return sum(values[1:], first)
+    whole, columns = copy(first), list(map(vars, values))
+    vars(whole).update({f.name: _sum([column[f.name] for column in columns]) for f in fields(first)})
+    return whole
+
+
+def _sum_of_tables(tables: Sequence[Tensor | Sparse]) -> Tensor:
+    longest = max((table.shape for table in tables), key=lambda shape: shape[0])
+    out = numpy.zeros(longest)
+    for table in tables:
+        if isinstance(table, Tensor):
+            out[: len(table)] += table.numpy()
+        else:
+            out.reshape(-1)[table.at] += table.values
+    return torch.from_numpy(out)
 
 
 def diagnosed(folder: Path) -> list[Diagnosis]:
@@ -157,22 +193,36 @@ def _short(value: Any) -> Any:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
+@dataclass(frozen=True)
+class Sparse:
+    """A table as read: a run's are a hundred times as large as what is in them.
+
+    Args:
+        at: where its numbers are not 0; ``values``: what they are.
+    """
+
+    shape: tuple[int, ...]
+    at: numpy.ndarray
+    values: numpy.ndarray
+
+
 def thawed(into: Any, value: Any, name: str = "") -> Any:
-    """The object that was frozen, filled into an empty one of its kind."""
+    """The object that was frozen, which has what else is in an empty one of its kind; large tables stay
+    ``Sparse`` until ``joined``."""
     if name in ROWS or name in ("Diagnosis.timeline", "Fingerprints.prints"):
         return type(into)(_row(name, row) for row in value)
     if name == "Diagnosis.measures":
         return {kind: _measure(kind, measure, value.get(kind)) for kind, measure in into.items()}
     if isinstance(into, Tensor):
-        return _table(into, value)
+        return _table(into, value) if math.prod(value["size"]) <= SMALL else _sparse(value)
     if isinstance(into, Counter):
         return Counter(value)
     if isinstance(into, dict):
         return {key: thawed(one, value[key]) for key, one in into.items()}
     if is_dataclass(into):
-        for key in value:
-            setattr(into, key, thawed(getattr(into, key), value[key], f"{type(into).__name__}.{key}"))
-        return into
+        kind, whole = type(into).__name__, copy(into)
+        vars(whole).update({key: thawed(getattr(into, key), value[key], f"{kind}.{key}") for key in value})
+        return whole
     return value
 
 
@@ -194,16 +244,21 @@ def _measure(kind: str, into: Measure, value: dict[str, Any] | None) -> Measure:
 
 def _row(name: str, value: Any) -> Any:
     if name == "Diagnosis.timeline":
-        return Moment(rollout_id=value, numbers=Numbers(tokens=0, sequences=0, nonfinite=0))
+        return Moment(rollout_id=value, numbers=NO_NUMBERS)
     if name == "Fingerprints.prints":
         return Prints(value[0], *map(_table, PRINTS, value[1:]))
     return ROWS[name](*value)
 
 
 def _table(into: Tensor, value: dict) -> Tensor:
-    flat = torch.zeros(value["size"], dtype=into.dtype).flatten()
-    flat[torch.tensor(value["at"], dtype=torch.int64)] = torch.tensor(value["is"], dtype=into.dtype)
-    return flat.view(value["size"])
+    flat = numpy.zeros(math.prod(value["size"]), dtype=into.numpy().dtype)
+    flat[numpy.array(value["at"], dtype=numpy.int64)] = value["is"]
+    return torch.from_numpy(flat.reshape(value["size"]))
+
+
+def _sparse(value: dict) -> Sparse:
+    at, values = numpy.array(value["at"], dtype=numpy.int64), numpy.array(value["is"], dtype=numpy.float64)
+    return Sparse(tuple(value["size"]), at, values)
 
 
 def planted(run: str) -> tuple[str, int]:
@@ -272,7 +327,15 @@ def read(path: Path = FILE) -> dict[str, list[Diagnosis]]:
     """Run -> what was measured of it: one for the run, or one for each rollout."""
     with paused():  # hundreds of thousands of objects, which all stay
         rows = _rows(path)
-        return {row["run"]: [thawed(empty(row["vocabulary"]), part) for part in row["parts"]] for row in rows}
+        return {
+            row["run"]: [thawed(_template(row["vocabulary"]), part) for part in row["parts"]] for row in rows
+        }
+
+
+@cache
+def _template(vocabulary: int | None) -> Diagnosis:
+    """An empty diagnosis of which ``thawed`` makes others."""
+    return empty(vocabulary)
 
 
 def table() -> str:

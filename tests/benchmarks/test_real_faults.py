@@ -24,7 +24,7 @@ from benchmarks.faults.real import HEALTHY_OF_A_SEED, NAMES, SEEDS
 from benchmarks.faults.world import write as write_world
 from slime_ext.tools.analysis.findings import examine
 
-pytestmark = pytest.mark.xdist_group("real faults")  # the figures take 1.7 GB in memory
+pytestmark = pytest.mark.xdist_group("real faults")  # one worker reads the figures
 FAULTS = [f"{name}_{seed}" for name, seed in product(NAMES, range(SEEDS))]
 HEALTHY = [f"{cases.HEALTHY}-{n}_{seed}" for n, seed in product(range(HEALTHY_OF_A_SEED), range(SEEDS))]
 
