@@ -147,7 +147,7 @@ def test_the_command_ends_with_the_run_or_with_an_alert(tmp_path, made, capsys):
         "rollout 2",
     ]
     thread = written(bad, 5)
-    words = ["--follow", str(bad), "--every", "0.02", "--alert-exit", "--json", "-"]
+    words = ["--follow", str(bad), "--every", "0.02", "--idle", "20", "--alert-exit", "--json", "-"]
     assert cli.main(["analyze", *words]) == 1
     thread.join()
     told = capsys.readouterr()
