@@ -121,6 +121,11 @@ def look(d: Diagnosis) -> Figures | None:
     prints = sorted(d.of(Fingerprints).prints, key=lambda group: group.rollout_id)
     need(prints, "samples with a response")
     samples, prompts, surprise = (torch.cat(column) for column in list(zip(*prints, strict=True))[1:])
+    least = max(TWICE, TWICE_SHARE * len(samples))
+    if (
+        len(samples) - len(numpy.unique(samples.numpy())) < least
+    ):  # as in most runs: chance need not be counted
+        return None
     rollout_ids = torch.cat([torch.full_like(group.samples, group.rollout_id) for group in prints])
     index, of_prompt = (keys.unique(return_inverse=True)[1] for keys in (samples, prompts))
     in_prompt = index * len(of_prompt) + of_prompt  # because unique pairs take five times as long
@@ -128,7 +133,7 @@ def look(d: Diagnosis) -> Figures | None:
         _Copies.of(*keys, surprise.double()) for keys in ((in_prompt, prompts), (samples, 0 * prompts))
     )
     copies = max(counted, key=lambda one: one.evidence)
-    twice, least = int(copies.is_again.sum()), max(TWICE, TWICE_SHARE * len(samples))
+    twice = int(copies.is_again.sum())
     if copies.evidence < BY_CHANCE or round(twice - copies.chance) < least:
         return None
     _, kind, counts = copies.keys.unique(return_inverse=True, return_counts=True)

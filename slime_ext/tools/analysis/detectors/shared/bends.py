@@ -7,7 +7,7 @@ no dump holds, so the level of each context is fitted: one number for three or m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -22,6 +22,7 @@ ROWS, FEWEST = 400, 24  # contexts that are fitted; tokens beyond two of each co
 LEAST_FREE = 10  # tokens beyond one of each context
 CAPS = [5.0 * 1.25**i for i in range(16)]
 AT_ONCE = 32  # contexts whose levels fit into a core's cache
+FIRST = 16  # contexts, the farthest off, that show for most soft caps that they leave too much
 LEVELS = torch.linspace(-10, 45, 111).double()  # logits of a token with log-prob 0
 ROUNDS = 5  # of the robust fit
 EDGE = 0.999  # of the cap, beyond which no logit lies
@@ -30,19 +31,22 @@ FACTORS = torch.logspace(-1, 1, 81).double()  # of some contexts' differences of
 SURE = 6.0  # standard errors by which a factor is not 1
 NEAR_ONE = 0.05  # nats of a factor that is no other temperature
 SOME = 0.05  # least share of the contexts with each of two factors
+ROUNDED = 1 + 1e-6  # over a sum, that rounding may add
 USUAL_BENT = 0.6  # the same in the usual context, of whose residual noise is a larger share
 Side = Literal["engine lacks", "engine caps", "trainer differs"]
+SIDES: tuple[Side, ...] = ("engine lacks", "engine caps", "trainer differs")
 
 
-def _bent(z: Tensor, cap: float) -> dict[Side, Tensor]:
-    """Returns what the trainer has where the sampler has the logits z, for each side of a soft cap."""
+def _bent(z: Tensor, cap: float, sides: Collection[Side]) -> dict[Side, Tensor]:
+    """Returns what the trainer has where the sampler has the logits z, for some sides of a soft cap."""
     scaled = z / cap
-    uncapped = cap * scaled.clamp(-EDGE, EDGE).atanh()
-    return {
-        "engine lacks": cap * scaled.tanh(),
-        "engine caps": uncapped,
-        "trainer differs": uncapped * scaled,  # logit * tanh(logit / cap)
-    }
+    bent: dict[Side, Tensor] = {}
+    if "engine lacks" in sides:
+        bent["engine lacks"] = cap * scaled.tanh()
+    if {"engine caps", "trainer differs"} & {*sides}:
+        bent["engine caps"] = uncapped = cap * scaled.clamp(-EDGE, EDGE).atanh()
+        bent["trainer differs"] = uncapped * scaled  # logit * tanh(logit / cap)
+    return {side: bent[side] for side in sides}
 
 
 class Bend(NamedTuple):
@@ -97,7 +101,11 @@ def has_contexts(d: Diagnosis) -> bool:
 
 
 def bend(d: Diagnosis) -> Bend | None:
-    """Returns both fits; None if too few samples share a context, or if a temperature leaves too little."""
+    """Returns both fits.
+
+    None if too few samples share a context, if a temperature leaves too little, or if neither a soft cap nor
+    two temperatures leave much less.
+    """
     return _fits(tuple(_contexts(d))) if has_contexts(d) else None
 
 
@@ -153,15 +161,23 @@ def _fits(rows: tuple[Context, ...]) -> Bend | None:
     straight = float(of_line.sum() / free) ** 0.5
     if not straight > MATTERS:
         return None
+    of_two, factor, share = _two_factors(x, y)
+    mixed = float(of_two / free) ** 0.5
+    sides: dict[float, Sequence[Side]] = dict.fromkeys(CAPS, SIDES)
+    if mixed > BENT * straight:
+        most = ROUNDED * (BENT * straight) ** 2 * beyond
+        worst = of_line.topk(min(FIRST, len(rows))).indices
+        firsts = _residuals(sampler[worst], y[worst], known[worst], sides)
+        sides = {cap: [side for side in SIDES if float(firsts[side, cap].sum()) <= most] for cap in CAPS}
+        if not any(sides.values()):
+            return None
     columns = (x.split(AT_ONCE) for x in (sampler, y, known))
-    parts = [_residuals(*some) for some in zip(*columns, strict=True)]
+    parts = [_residuals(*some, sides) for some in zip(*columns, strict=True)]
     fits = {fit: torch.cat([of_some[fit] for of_some in parts]) for fit in parts[0]}
     side, cap = min(fits, key=lambda fit: float(fits[fit].sum()))
     of_cap = fits[side, cap]
     bent = float(of_cap.sum() / beyond) ** 0.5
     usual = (float((x / (count - n)).median()) ** 0.5 for x, n in ((of_cap, 2), (of_line, 1)))
-    of_two, factor, share = _two_factors(x, y)
-    mixed = float(of_two / free) ** 0.5
     return Bend(side, cap, bent, straight, before, beyond, *usual, mixed, factor, share)
 
 
@@ -200,14 +216,20 @@ def _centred(values: Tensor, known: Tensor) -> Tensor:
     return torch.where(known, values - values.sum(-1, keepdim=True) / known.sum(-1, keepdim=True), 0)
 
 
-def _residuals(sampler: Tensor, y: Tensor, known: Tensor) -> dict[tuple[Side, float], Tensor]:
-    """Returns the sum of squares that each soft cap leaves in each context with its best level, [C]."""
+def _residuals(
+    sampler: Tensor, y: Tensor, known: Tensor, sides: Mapping[float, Sequence[Side]]
+) -> dict[tuple[Side, float], Tensor]:
+    """Returns the sum of squares that each soft cap leaves in each context with its best level, [C].
+
+    Args:
+        sides: of each cap that are computed.
+    """
     # Tokens come first, because a sum over the last dimension, of six, takes three times as long.
     known, y, z = (x.T.contiguous()[:, None] for x in (known.double(), y, sampler.nan_to_num()))  # [K, 1, C]
     count, z = known.sum(0), z + LEVELS[:, None]
     fits = {}
-    for cap in CAPS:
-        for side, bent in _bent(z, cap).items():
+    for cap, some in sides.items():
+        for side, bent in _bent(z, cap, some).items() if some else ():
             mean = bent.mul_(known).sum(0) / count  # [L, C]
             left = bent.sub_(mean).sub_(y).mul_(known)
             fits[side, cap] = left.square_().sum(0).amin(0)

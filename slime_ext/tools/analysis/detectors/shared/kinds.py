@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -126,18 +127,18 @@ def two_kinds(d: Diagnosis) -> Kinds | None:
     if not samples or k3 < LEAST * tokens:
         return None
     best: tuple[float, Kinds] | None = None
-    bins = torch.arange(SIZES).double()
-    for cut in range(GAP, SIZES - GAP):
-        low, high = sizes[: cut - GAP + 1], sizes[cut + GAP :]
-        near, far = low.sum(0).tolist(), high.sum(0).tolist()
-        between, smaller = samples - near[0] - far[0], min(near[0], far[0])
-        if not smaller:
+    # Sums of whole numbers are exact, so that those of every cut are computed at once.
+    counts = sizes.numpy()[:, :2]
+    lower = numpy.column_stack([counts, numpy.arange(SIZES) * counts[:, 0]]).cumsum(0)
+    lows, highs = lower[: SIZES - 2 * GAP], lower[-1] - lower[2 * GAP - 1 : -1]
+    for at, (low, high) in enumerate(zip(lows.tolist(), highs.tolist(), strict=True)):
+        between, smaller = samples - low[0] - high[0], min(low[0], high[0])
+        is_some = smaller >= max(2, SHARE * samples) and min(low[1], high[1]) >= SHARE * tokens
+        if not is_some or between > BETWEEN * smaller or high[2] / high[0] - low[2] / low[0] < APART:
             continue
-        apart = bins[cut + GAP :] @ high[:, 0] / far[0] - bins[: cut - GAP + 1] @ low[:, 0] / near[0]
-        is_some = smaller >= max(2, SHARE * samples) and min(near[1], far[1]) >= SHARE * tokens
-        is_cut = apart >= APART and is_some and between <= BETWEEN * smaller
-        if is_cut and far[2] >= HOLDS * k3 and (best is None or between < best[0]):
-            best = between, Kinds(near, far, cut)
+        near, far = sizes[: at + 1].sum(0).tolist(), sizes[at + 2 * GAP :].sum(0).tolist()
+        if far[2] >= HOLDS * k3 and (best is None or between < best[0]):
+            best = between, Kinds(near, far, at + GAP)
     return best[1] if best else None
 
 
