@@ -147,8 +147,10 @@ def test_the_command_ends_with_the_run_or_with_an_alert(tmp_path, made, capsys):
         "rollout 2",
     ]
     thread = written(bad, 5)
-    words = ["--follow", str(bad), "--every", "0.02", "--idle", "20", "--alert-exit", "--json", "-"]
+    words = ["--follow", str(bad), "--every", "0.02", "--idle", "60", "--alert-exit", "--json", "-"]
+    begun = time.monotonic()
     assert cli.main(["analyze", *words]) == 1
+    assert time.monotonic() - begun < 60  # the alert has ended it, not that nothing came
     thread.join()
     told = capsys.readouterr()
     alert, _, document = told.out.partition("\n")
