@@ -19,10 +19,13 @@ log = logging.getLogger("slime_ext")
 BACKENDS = ".backends."  # where every known host has its trainers
 
 
-def loaded(part: str = "") -> list[ModuleType]:
-    """Lists the loaded modules whose names contain ``part``. A trainer has loaded 5,000."""
-    names = [name for name in list(sys.modules) if part in name]  # no pairs: garbage collection costs 5 ms
-    return [module for name in names if isinstance(module := sys.modules.get(name), ModuleType)]
+def loaded(part: str = "") -> Iterator[ModuleType]:
+    """Yields the loaded modules whose names contain ``part``. A trainer has loaded 5,000."""
+    among: list[object] = list(sys.modules.values())  # no pairs: garbage collection costs 5 ms
+    if part:
+        among = [sys.modules.get(name) for name in list(sys.modules) if part in name]
+    # One by one, because each is far apart in memory: going through them twice takes twice as long.
+    return (module for module in among if isinstance(module, ModuleType))
 
 
 def modules(package: str) -> list[ModuleType]:
