@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime_ext.tools.analysis.detectors.shared.identities import Ratios, ratios, record_of
+from slime_ext.tools.analysis.detectors.shared.identities import ratios, record_of
 from slime_ext.tools.analysis.findings import DETECTORS, examine
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
-from tests.tools.analysis.detectors.toys import Policy, diagnosed, edited, run, sampled
+from tests.tools.analysis.detectors.toys import Asked, Policy, diagnosed, edited, run, sampled
 from tests.tools.analysis.rollouts import rollout
 
 SAMPLES, LENGTH, KINDS = 48, 12, 6
@@ -41,9 +41,7 @@ def honest(seed, distance=0.5, samples=SAMPLES, kept=KINDS):
 
 def ratios_of(rollout):
     """The mean ratios of a rollout of which nothing else is measured."""
-    diagnosis = Diagnosis(measures={"Ratios": Ratios()})
-    diagnosis.add(rollout)
-    return ratios(diagnosis)
+    return ratios(Diagnosis(measures=Asked([rollout])))
 
 
 def side(rollouts):

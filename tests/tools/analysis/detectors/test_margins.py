@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-
 import pytest
 import torch
 
 from slime_ext.tools.analysis.detectors import logit_bias, off_by_one, scaled_log_probs, shared_place
 from slime_ext.tools.analysis.detectors.shared.detector import Margin
-from slime_ext.tools.analysis.findings import DETECTORS, examine, measures
-from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.findings import DETECTORS, examine
 from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance, _median
 from tests.tools.analysis.detectors.test_layers import ROUNDOFF, rounded
 from tests.tools.analysis.detectors.toys import Policy, diagnosed, edited, findings, run
@@ -115,26 +112,11 @@ MARGINS = [(off_by_one, shifted), (logit_bias, biased), (shared_place, far_at_th
 MARGINS += [(scaled_log_probs, scaled)]
 
 
-class Asked(Diagnosis):
-    """What is measured, and which measures a detector asks for: of 60 draws, the others are not needed."""
-
-    asked: set[str] = field(default_factory=set)
-
-    def of(self, kind):
-        self.asked.add(kind.__name__)
-        return super().of(kind)
-
-
 @pytest.mark.parametrize(("detector", "edit"), MARGINS)
 def test_the_error_of_a_margin_is_that_of_many_draws(detector, edit):
     policy = Policy(moves=0.0)
-    first, *drawn = (edited(run(1, policy=policy, noise=0.0), edit(seed)) for seed in range(60))
-    whole = Asked(**vars(diagnosed(first)))
-    margins = [detector.look(whole)["margin"]]
-    for (rollout,) in drawn:
-        d = Diagnosis(measures={name: fresh for name, fresh in measures(None).items() if name in whole.asked})
-        d.add(rollout)
-        margins.append(detector.look(d)["margin"])
+    drawn = (edited(run(1, policy=policy, noise=0.0), edit(seed)) for seed in range(60))
+    margins = [detector.look(diagnosed(rollouts))["margin"] for rollouts in drawn]
     values, errors, _ = torch.tensor(margins).unbind(1)
     assert float(errors.mean()) == pytest.approx(float(values.std()), rel=0.35)
 

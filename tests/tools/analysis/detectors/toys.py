@@ -13,6 +13,7 @@ from torch import Tensor
 from benchmarks.faults.world import draw
 from slime_ext.tools.analysis.findings import examine, measures
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
 from tests.tools.analysis.rollouts import joined
 
@@ -158,14 +159,38 @@ def edited(rollouts: list[DumpedRollout], edit: Callable[[DumpedRollout], dict])
     return [replace(rollout, **edit(rollout)) for rollout in rollouts]
 
 
+class Asked(dict[str, Measure]):
+    """The measures of rollouts, each of which is filled when a detector first asks for it.
+
+    A test that looks with one detector needs a few of them.
+    """
+
+    def __init__(self, rollouts: list[DumpedRollout]) -> None:
+        self.rollouts, self.empty = rollouts, measures(None)
+
+    def __missing__(self, name: str) -> Measure:
+        measure = self[name] = self.empty.pop(name)
+        for rollout in self.rollouts:
+            for one in [rollout] if measure.takes_joined else rollout.rollouts:
+                for part in one.parts():
+                    measure.add(part)
+            for one in rollout.rollouts:
+                measure.close(one)
+        return measure
+
+
 def diagnosed(rollouts: list[DumpedRollout], **flags) -> Diagnosis:
     """What is measured of rollouts."""
-    diagnosis = Diagnosis(flags=flags, measures=measures(None))
-    for rollout in joined(rollouts):
+    diagnosis, packed = Diagnosis(flags=flags), joined(rollouts)
+    for rollout in packed:
         diagnosis.add(rollout)
+    diagnosis.measures = Asked(packed)
     return diagnosis
 
 
 def findings(rollouts: list[DumpedRollout], **flags):
-    """Name -> finding."""
-    return {finding.name: finding for finding in examine(diagnosed(rollouts, **flags))[0]}
+    """Name -> finding, of all that is measured."""
+    diagnosis = Diagnosis(flags=flags, measures=measures(None))
+    for rollout in joined(rollouts):
+        diagnosis.add(rollout)
+    return {finding.name: finding for finding in examine(diagnosis)[0]}
