@@ -87,29 +87,32 @@ def _by_blocks(ids: Sequence[int], values: Sequence[float], errors: Sequence[flo
 def _log_likelihoods(values: Tensor, errors: Tensor) -> Tensor:
     """Returns the marginal log-likelihood without an onset, and of an onset at each later rollout, [N]."""
     y, count = values.clamp_min(1e-30).log(), len(values)
+    y = y - y.mean()
     scatter = torch.tensor(SCATTERS).double()[:, None]
     variance = errors.square() + scatter.square()  # [scatters, N]
     weights, log_sigma = 1 / variance, 0.5 * variance.log()
-    shift = torch.tensor(LEVELS).double()
+    alone = _alone(y, weights, log_sigma)
+    sums = torch.stack([weights, weights * y, weights * y.square()])
+    early = sums.cumsum(2)[..., :-1, None].transpose(1, 2)  # before each onset, [3, onsets, scatters, 1]
+    after = sums[0].sum(1)[:, None] - early[0]
+    level = early[1] / early[0] + torch.tensor(LEVELS).double() * early[0].rsqrt()  # [.., levels]
+    before = early[2] - 2 * level * early[1] + level.square() * early[0]
+    # All onsets at once and squares multiplied out: of a run's few rollouts, calls take longer than numbers.
+    since = torch.arange(count) - torch.arange(1, count)[:, None] + 1.0  # [onsets, N]
+    growth = since.clamp_min(1).double().log()
+    # A change of this size at the last rollout, whatever the power.
+    growth = (growth - growth[:, -1:])[:, None] * torch.tensor(POWERS).double()[:, None]
     largest = float(y.max() - y.min()) + 1.0
     changes = torch.linspace(-1.5, largest, SIZES).double()  # log of the change over the level before
-    powers = torch.tensor(POWERS).double()
-    fits = [_alone(y, weights, log_sigma)]
-    for onset in range(1, count):
-        early = weights[:, :onset]
-        level = (early * y[:onset]).sum(1) / early.sum(1)
-        levels = level[:, None] + shift * early.sum(1).rsqrt()[:, None]  # [scatters, levels]
-        since = torch.arange(1, count - onset + 1).double()
-        growth = since.log()[None] * powers[:, None]  # [powers, M]
-        # A change of this size at the last rollout, whatever the power.
-        growth = growth - growth[:, -1:]
-        larger = torch.nn.functional.softplus(changes[:, None, None] + growth)  # [sizes, powers, M]
-        before = (y[:onset] - levels[..., None]).square() * early[:, None]
-        after = y[onset:] - levels[:, :, None, None, None] - larger
-        after = (after.square() * weights[:, None, None, None, onset:]).sum(-1)
-        loss = 0.5 * (before.sum(-1)[..., None, None] + after) + log_sigma.sum(1)[:, None, None, None]
-        fits.append(torch.logsumexp(-loss.flatten(), 0) - math.log(loss.numel()))
-    return torch.stack(fits)
+    larger = torch.nn.functional.softplus(changes[:, None, None] + growth[:, None])
+    apart = (y - larger).flatten(1, 2)  # [onsets, sizes and powers, N]
+    late = ((since > 0)[:, None] * weights).mT  # [onsets, N, scatters]
+    square, linear = ((x @ late).mT[..., None] for x in (apart.square(), apart))
+    level, after = level[:, :, None], after[:, :, None]
+    loss = before[:, :, None] + square - 2 * level * linear + level.square() * after
+    loss = (0.5 * loss + log_sigma.sum(1)[:, None, None]).flatten(1)
+    fits = torch.logsumexp(-loss, 1) - math.log(loss.shape[1])
+    return torch.cat([alone[None], fits])
 
 
 def _alone(y: Tensor, weights: Tensor, log_sigma: Tensor) -> Tensor:
