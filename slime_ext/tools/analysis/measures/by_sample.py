@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy
@@ -100,9 +101,7 @@ class BySample(Additive):
         count, absolute, _, log_ratio, _, near = part.sample_sums
         ratio = part.ratio_minus_one.clamp(max=math.expm1(HIGHEST)) + part.columns[0]
         ratios = part.sums([ratio, ratio.square()])
-        seed = (1 + part.rollout_id * 8191 + part.positions[0]) % (1 << 63)
-        generator = torch.Generator().manual_seed(seed)
-        draws = torch.poisson(torch.ones(REPLICATES, part.count, dtype=torch.float64), generator=generator)
+        draws = _draws((1 + part.rollout_id * 8191 + part.positions[0]) % (1 << 63), part.count)
         self.of_rollout += draws @ torch.stack([count, near, *ratios, absolute]).T
         rows = _rows(count, near, log_ratio, absolute)
         at = part.first_tokens(HEAD)
@@ -144,6 +143,13 @@ class BySample(Additive):
         for part in self.parts:
             parts_of[part.label][part.rollout_id].append(part)
         return parts_of
+
+
+@lru_cache(32)  # because runs that are compared have rollouts of the same numbers
+def _draws(seed: int, count: int) -> Tensor:
+    """Returns how often each sample is drawn in each replicate, [REPLICATES, count] float64."""
+    ones = torch.ones(REPLICATES, count, dtype=torch.float64)
+    return torch.poisson(ones, generator=torch.Generator().manual_seed(seed))
 
 
 def _rows(n: Tensor, k: Tensor, signed: Tensor, size: Tensor) -> Tensor:
