@@ -11,8 +11,9 @@ export HF_HUB_OFFLINE := 1
 # Without bytecode each process of the tests compiles ours and rewrites the assertions of 200 modules, in 4 s.
 unexport PYTHONDONTWRITEBYTECODE
 # Plugins of packages that a host needs: no test uses them, and each process of the tests imports them for 0.4 s.
+# That of hypothesis reads all our modules in each process for numbers to try, and only one has tests that try some.
 # A folder of a test that passed is removed by its worker, not by the next run but two, at its end and on one core.
-export PYTEST_ADDOPTS := -p no:hydra_pytest -p no:anyio -o tmp_path_retention_policy=failed $(PYTEST_ADDOPTS)
+export PYTEST_ADDOPTS := -p no:hydra_pytest -p no:anyio -p no:hypothesispytest -o tmp_path_retention_policy=failed $(PYTEST_ADDOPTS)
 
 CORE_TESTS := tests/ops tests/core tests/host/test_hook.py tests/host/test_packing.py tests/hosts/test_contract.py \
 	tests/host/test_off_policy_is.py tests/test_laws.py tests/test_presets.py tests/test_tis.py

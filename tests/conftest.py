@@ -41,11 +41,14 @@ def fresh_session():
     from slime_ext.host import memory
 
     memory.forget()
-    logging.disable(logging.NOTSET)
     log = logging.getLogger("slime_ext")
     log.disabled, log.propagate = False, True
-    log.setLevel(logging.NOTSET)
-    logging.getLogger().setLevel(logging.WARNING)
+    # Only if it is another: each of these empties the caches of all 2,000 loggers.
+    if logging.root.manager.disable != logging.NOTSET:
+        logging.disable(logging.NOTSET)
+    for logger, level in ((log, logging.NOTSET), (logging.root, logging.WARNING)):
+        if logger.level != level:
+            logger.setLevel(level)
     yield
     memory.forget()
 
