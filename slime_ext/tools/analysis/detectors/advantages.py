@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import NamedTuple
 
-import torch
+import numpy
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
 from slime_ext.tools.analysis.detectors.shared.estimators import (
@@ -14,6 +14,7 @@ from slime_ext.tools.analysis.detectors.shared.estimators import (
     kind_of,
     of_samples,
     with_one_reward,
+    with_reward,
 )
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -37,11 +38,11 @@ class OneReward(Measure):
         if kind_of(rollout) != "constant":
             return
         advantage, _ = of_samples(rollout)
-        numbers = torch.tensor(rollout.groups)
-        there = rollout.responding & rollout.rewards.isfinite()
-        same = with_one_reward(torch.where(there, rollout.rewards, 0), rollout.prompt_ids, there)
-        odd = numbers[same & (advantage.abs() > ROUNDING)].unique().tolist()[:16]
-        largest = (float(advantage[numbers == group].abs().max()) for group in odd)
+        numbers, there = numpy.array(rollout.groups), with_reward(rollout)
+        rewards = numpy.where(there, rollout.rewards.numpy(), 0)
+        same = with_one_reward(rewards, rollout.prompt_ids.numpy(), there)
+        odd = numpy.unique(numbers[same & (abs(advantage) > ROUNDING)]).tolist()[:16]
+        largest = (float(abs(advantage[numbers == group]).max()) for group in odd)
         self.prompts += map(OnePrompt, [rollout.rollout_id] * len(odd), odd, largest)
 
 

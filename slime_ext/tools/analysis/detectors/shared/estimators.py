@@ -1,4 +1,7 @@
-"""Finds from which rewards the advantages of a rollout follow."""
+"""Finds from which rewards the advantages of a rollout follow.
+
+Samples and prompts are arrays, because a rollout has few, and a call of torch takes three times as long.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from dataclasses import field
 from itertools import product
 from typing import ClassVar
 
+import numpy
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from slime_ext.ops.segments import as_bytes, selected
@@ -63,6 +68,7 @@ class Estimators(Measure):
 
 
 @once_per_part
+@numpy.errstate(all="ignore")  # a square of rewards may overflow
 def kind_of(rollout: DumpedRollout) -> str:
     """Returns from which rewards the advantages of a rollout follow; "" if unknown.
 
@@ -91,59 +97,67 @@ def kind_of(rollout: DumpedRollout) -> str:
         return by
     if rollout.rewards is None or rollout.groups is None:
         return ""
-    there = rollout.responding & rollout.rewards.isfinite()
-    groups = rollout.prompt_ids
-    rewards, size = torch.where(there, rollout.rewards, 0), int(torch.bincount(groups).max())
+    there, groups = with_reward(rollout), rollout.prompt_ids.numpy()
+    rewards = numpy.where(there, rollout.rewards.numpy(), 0)
+    size = int(numpy.bincount(groups).max())
     if int(there.sum()) < 4 or size < 2:
         return ""
-    is_flat = float(_centred(rewards, groups, there).abs().max()) < 1e-6
-    if not bool((advantage[there] != 0).any()):
+    is_flat = float(abs(_centred(rewards, groups, there)).max()) < 1e-6
+    if not (advantage[there] != 0).any():
         return "flat" if is_flat else "zero"
     if not constant:
         return "partial" if _is_partial(rollout) else ""
     return "" if is_flat else _of_prompts(rollout, advantage, rewards, there, size)
 
 
-def _is_over_masked(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor) -> bool:
+def with_reward(rollout: DumpedRollout) -> ndarray:
+    """Returns the samples with a response token and a reward, [S] bool."""
+    return rollout.responding.numpy() & numpy.isfinite(rollout.rewards.numpy())
+
+
+def _is_over_masked(advantage: ndarray, rewards: ndarray, groups: ndarray, there: ndarray) -> bool:
     """Returns whether the mean of a prompt is also over samples that are masked out."""
-    known = rewards.isfinite()
-    if torch.equal(known, there):
+    known = numpy.isfinite(rewards)
+    if (known == there).all():
         return False
-    own = _by_prompt(torch.where(known, rewards, 0), groups, known)
+    own = _by_prompt(numpy.where(known, rewards, 0), groups, known)
     return max(_correlation(advantage, one, there) for one in own) > FITS
 
 
-def _of_prompts(rollout: DumpedRollout, advantage: Tensor, rewards: Tensor, there: Tensor, size: int) -> str:
+def _of_prompts(
+    rollout: DumpedRollout, advantage: ndarray, rewards: ndarray, there: ndarray, size: int
+) -> str:
     """Returns the kind of advantages that are one number per sample; prompts with one reward come first."""
-    groups = rollout.prompt_ids
-    if _is_over_masked(advantage, rollout.rewards, groups, there):
+    groups = rollout.prompt_ids.numpy()
+    if _is_over_masked(advantage, rollout.rewards.numpy(), groups, there):
         return "own"
     same = with_one_reward(rewards, groups, there)
-    others = advantage[there & ~same].abs()
-    is_odd = same.any() and len(others) and advantage[same].abs().max() > max(ROUNDING, BLOWN * others.max())
+    others = abs(advantage[there & ~same])
+    is_odd = same.any() and len(others) and abs(advantage[same]).max() > max(ROUNDING, BLOWN * others.max())
     if is_odd and _explained(advantage, rewards, groups, there & ~same, size) == "own":
         return "constant"
     known = rewards[there]
     most = max(float(known.max() - known.min()), math.sqrt(rollout.size))
-    if float(advantage[there].abs().max()) > BEYOND * most:
+    if float(abs(advantage[there]).max()) > BEYOND * most:
         return "blown"
     return _explained(advantage, rewards, groups, there, size)
 
 
-def _explained(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor, size: int) -> str:
+def _explained(advantage: ndarray, rewards: ndarray, groups: ndarray, there: ndarray, size: int) -> str:
     within = _centred(advantage, groups, there)
     inside = _fit(within, rewards, groups, there)
     if inside > FITS:
-        level = (advantage - within)[there].abs().mean()
-        is_own = float(level) < LEVEL * float(advantage[there].abs().mean())
+        level = abs((advantage - within)[there]).mean()
+        is_own = float(level) < LEVEL * float(abs(advantage[there]).mean())
         if is_own:
             return "own"
         return _of_level(advantage, rewards, groups, there) or _of_chunk(advantage, rewards, there, size)
     if inside < -FITS:
         return "flipped"
     for kind, by in (("late", 1), ("early", -1)):
-        fits = (_fit(x, rewards.roll(by), groups, there) for x in (within, advantage))
-        if max(*fits, _correlation(advantage, _centred(rewards, groups, there).roll(by), there)) > FITS:
+        fits = (_fit(x, numpy.roll(rewards, by), groups, there) for x in (within, advantage))
+        of_own = numpy.roll(_centred(rewards, groups, there), by)
+        if max(*fits, _correlation(advantage, of_own, there)) > FITS:
             return kind
     if chunk := _of_chunk(advantage, rewards, there, size):
         return chunk
@@ -152,7 +166,7 @@ def _explained(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor
     return "" if inside > AGREES else "unlike"
 
 
-def _normalised_by(rollout: DumpedRollout, advantage: Tensor) -> str:
+def _normalised_by(rollout: DumpedRollout, advantage: ndarray) -> str:
     """Returns "chunks" or "ranks" if each context-parallel or data-parallel rank normalised its tokens.
 
     Args:
@@ -166,14 +180,15 @@ def _normalised_by(rollout: DumpedRollout, advantage: Tensor) -> str:
     if rollout.ranks is None or rollout.groups is None:
         return ""
     # An advantage minus the mean of its prompt has mean 0 on a rank that holds whole prompts.
-    means = advantage - _centred(advantage, rollout.prompt_ids, rollout.responding)
-    if not bool((means[rollout.responding].abs() >= ROUNDING).any()):
+    there = rollout.responding.numpy()
+    means = advantage - _centred(advantage, rollout.prompt_ids.numpy(), there)
+    if not (abs(means[there]) >= ROUNDING).any():
         return ""
     ranks = torch.tensor(rollout.ranks)[rollout.segments.ids.long()]
     return "ranks" if _are_normal(rollout.credit.double()[mask], ranks[mask]) else ""
 
 
-def _has_several(rollout: DumpedRollout, advantage: Tensor) -> bool:
+def _has_several(rollout: DumpedRollout, advantage: ndarray) -> bool:
     """Returns whether the advantages of a sample differ by more than rounding.
 
     Args:
@@ -181,7 +196,7 @@ def _has_several(rollout: DumpedRollout, advantage: Tensor) -> bool:
     """
     begin = 0
     for part in rollout.parts():
-        means = part.segments.expand(advantage[begin : begin + part.count])
+        means = part.segments.expand(torch.from_numpy(advantage[begin : begin + part.count]))
         apart = selected((part.credit.double() - means).abs(), part.mask)
         if part.size and float(apart.max()) > SEVERAL:
             return True
@@ -218,16 +233,17 @@ def _chunk_ranks(rollout: DumpedRollout) -> Iterator[Tensor]:
         yield torch.minimum(chunk, count - 1 - chunk)
 
 
-def of_samples(rollout: DumpedRollout) -> tuple[Tensor, bool]:
+def of_samples(rollout: DumpedRollout) -> tuple[ndarray, bool]:
     """Returns the mean advantage of each sample [S], and whether all its tokens have that number."""
     sums = []
     for part in rollout.parts():
         values = part.credit.double()
         sums.append(part.sums([values, values.square(), as_bytes(part.mask)]))
-    total, square, count = torch.cat(sums, 1)
-    n = count.clamp_min(1)
-    spread = (square / n - (total / n).square()).clamp_min(0)
-    return total / n, bool((spread <= 1e-6 + 1e-4 * (total / n).square()).all())
+    total, square, count = torch.cat(sums, 1).numpy()
+    n = count.clip(1)
+    mean = total / n
+    spread = (square / n - mean * mean).clip(0)
+    return mean, bool((spread <= 1e-6 + 1e-4 * (mean * mean)).all())
 
 
 def _is_partial(rollout: DumpedRollout) -> bool:
@@ -242,55 +258,56 @@ def _is_partial(rollout: DumpedRollout) -> bool:
     return 2 * int((is_one & (count > 0) & (count < every)).sum()) > int((count > 0).sum())
 
 
-def with_one_reward(rewards: Tensor, groups: Tensor, there: Tensor) -> Tensor:
+def with_one_reward(rewards: ndarray, groups: ndarray, there: ndarray) -> ndarray:
     """Returns the samples with a reward whose prompt has one reward for all of its samples, [S] bool."""
-    apart = _centred(rewards, groups, there).abs()
-    largest = torch.zeros(int(groups.max()) + 1, dtype=apart.dtype).scatter_reduce(0, groups, apart, "amax")
+    apart = abs(_centred(rewards, groups, there))
+    largest = numpy.zeros(int(groups.max()) + 1)
+    numpy.maximum.at(largest, groups, apart)
     return there & (largest[groups] < 1e-6)
 
 
-def _centred(values: Tensor, groups: Tensor, there: Tensor) -> Tensor:
-    n = torch.bincount(groups, there.double())
-    means = torch.bincount(groups, torch.where(there, values, 0).double()) / n.clamp_min(1)
-    return torch.where(there, values - means[groups], 0)
+def _centred(values: ndarray, groups: ndarray, there: ndarray) -> ndarray:
+    n = numpy.bincount(groups, there)
+    means = numpy.bincount(groups, numpy.where(there, values, 0)) / n.clip(1)
+    return numpy.where(there, values - means[groups], 0)
 
 
-def _correlation(a: Tensor, b: Tensor, there: Tensor) -> float:
+def _correlation(a: ndarray, b: ndarray, there: ndarray) -> float:
     """Returns the correlation of a and b over the samples ``there``, without subtracting their means."""
-    x, y = a[there].double(), b[there].double()
-    size = float(x.norm() * y.norm())
+    x, y = a[there], b[there]
+    size = math.sqrt(x @ x) * math.sqrt(y @ y)
     return float(x @ y) / size if size else 0.0
 
 
-def _by_prompt(rewards: Tensor, groups: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+def _by_prompt(rewards: ndarray, groups: ndarray, there: ndarray) -> tuple[ndarray, ndarray]:
     """Returns the rewards minus the mean of their group, and the same over its standard deviation."""
     plain = _centred(rewards, groups, there)
-    n = torch.bincount(groups, there.double()).clamp_min(1)
-    deviation = (torch.bincount(groups, plain.double().square()) / n).sqrt()[groups]
-    return plain, plain / deviation.clamp_min(1e-9)
+    n = numpy.bincount(groups, there).clip(1)
+    deviation = numpy.sqrt(numpy.bincount(groups, plain * plain) / n)[groups]
+    return plain, plain / deviation.clip(1e-9)
 
 
-def _fit(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor) -> float:
+def _fit(advantage: ndarray, rewards: ndarray, groups: ndarray, there: ndarray) -> float:
     """Returns the larger correlation, by size, with either of what ``_by_prompt`` returns."""
     return max((_correlation(advantage, x, there) for x in _by_prompt(rewards, groups, there)), key=abs)
 
 
-def _of_level(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor) -> str:
+def _of_level(advantage: ndarray, rewards: ndarray, groups: ndarray, there: ndarray) -> str:
     """Returns "raw", "batch" or "level" if one number is subtracted from the rewards of all prompts, else "".
 
     The mean advantage of a prompt follows its mean reward then. Only prompts with all their samples count,
     because the mean that was subtracted also has the samples that were left out.
     """
-    sizes = torch.bincount(groups, there.double())
+    sizes = numpy.bincount(groups, there)
     whole = there & (sizes == sizes.max())[groups]
-    if int(groups[whole].unique().numel()) < PROMPTS:
+    if len(set(groups[whole].tolist())) < PROMPTS:
         return ""
-    one = torch.zeros_like(groups)
+    one = numpy.zeros_like(groups)
     a, r = (_centred(values, one, whole) for values in (advantage, rewards))
     of_prompts = [values - _centred(values, groups, whole) for values in (a, r)]
     if min(_correlation(a, r, whole), _correlation(*of_prompts, whole)) < FITS:
         return ""
-    if float(of_prompts[0][whole].abs().mean()) < LEVEL * float(advantage[whole].abs().mean()):
+    if float(abs(of_prompts[0][whole]).mean()) < LEVEL * float(abs(advantage[whole]).mean()):
         return ""
     mean, known = float(rewards[whole].mean()), rewards[whole]
     subtracted = mean - float(advantage[whole].mean()) * float(r @ r) / float(a @ r)
@@ -300,14 +317,14 @@ def _of_level(advantage: Tensor, rewards: Tensor, groups: Tensor, there: Tensor)
     return "batch" if abs(subtracted - mean) < near else "level"
 
 
-def _of_chunk(advantage: Tensor, rewards: Tensor, there: Tensor, size: int) -> str:
+def _of_chunk(advantage: ndarray, rewards: ndarray, there: ndarray, size: int) -> str:
     """Returns "batch" or "others" if the baseline is over all samples or over other groups, else "".
 
     Tries groups of ``size`` neighbours at each offset, and groups with samples of every prompt.
     """
     count = len(rewards)
-    if _fit(advantage, rewards, torch.zeros(count, dtype=torch.int64), there) > FITS:
+    if _fit(advantage, rewards, numpy.zeros(count, dtype=numpy.int64), there) > FITS:
         return "batch"
-    chunks = [(torch.arange(count) + shift) // size for shift in range(size)]
-    chunks.append(torch.arange(count) % max(count // size, 1))
+    chunks = [(numpy.arange(count) + shift) // size for shift in range(size)]
+    chunks.append(numpy.arange(count) % max(count // size, 1))
     return "others" if max(_fit(advantage, rewards, chunk, there) for chunk in chunks) > FITS else ""
