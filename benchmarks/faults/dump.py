@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.faults.saving import save
+
 FORMAT_VERSION = 2
 
 
@@ -102,7 +104,7 @@ def write_arguments(folder: Path, world) -> None:
 
 def _save(path: Path, content: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(content, path)
+    save(content, path)
 
 
 def _sample(world, rollout_id: int, i: int, turn: Turn) -> dict:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.faults.saving import save
 from slime_ext.tools.analysis.records import DumpedRollout
 from tests.slices import slice_response
 
@@ -105,7 +106,7 @@ def write_train(folder: Path, rollout: DumpedRollout, ranks: int = 2, steps: int
 
 def _save(path: Path, content: dict) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(content, path)
+    save(content, path)
     return path
 
 

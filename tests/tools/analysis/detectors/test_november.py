@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks.faults.saving import save
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
 
@@ -49,6 +51,7 @@ def test_what_a_case_expects_is_named(words, tmp_path, monkeypatch):
     case, *more = words
     script = FOLDER / case / "make.py"
     monkeypatch.setattr(sys, "path", list(sys.path))  # to which the script adds its folder
+    monkeypatch.setattr(torch, "save", save)
     monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path), *more])
     runpy.run_path(str(script), run_name="__main__")  # here, because a new process imports torch for 2 s
     document = analyse(request := Request((str(tmp_path),), presets=("metrics_only",)), request.files())

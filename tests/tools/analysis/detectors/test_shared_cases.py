@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks.faults.saving import save
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
 
@@ -44,6 +46,7 @@ EXPECTED = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_each_case_expects_is_named(name, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))  # to which the script adds its folder
+    monkeypatch.setattr(torch, "save", save)
     monkeypatch.setattr(sys, "argv", [str(MAKE), name, str(tmp_path)])
     runpy.run_path(str(MAKE))  # in this process, because a new one imports torch for two seconds
     request = Request((str(tmp_path / name),))
