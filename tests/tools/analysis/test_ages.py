@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from random import Random
 
 import pytest
@@ -15,8 +16,9 @@ from tests.tools.analysis.rollouts import joined
 from tests.tools.analysis.synthetic import World, run
 
 
-def diagnosed(rollouts, of_detectors=None):
-    diagnosis = Diagnosis(measures=measures(None) if of_detectors is None else of_detectors)
+def diagnosed(rollouts, of_detectors=()):
+    """What is measured of rollouts; ages need nothing that detectors add up."""
+    diagnosis = Diagnosis(measures=dict(of_detectors))
     for rollout in joined(rollouts):
         diagnosis.add(rollout)
     return diagnosis
@@ -50,10 +52,24 @@ def of_versions(versions, first=0, samples=4):
     ]
 
 
-def bounds_of(rollouts):
-    """The bounds of each rollout, for which no detector adds up anything."""
-    moments = diagnosed(rollouts, of_detectors={}).moments()
-    return [(m.numbers.least_staleness, m.numbers.most_staleness) for m in moments]
+@cache
+def alone(number, version):
+    """What is measured of one rollout of 14 whose tokens all have the given version."""
+    return diagnosed(of_versions([version] * 14)[number : number + 1])
+
+
+def bounds_of(versions, first=0):
+    """The bounds of each rollout, from what is measured of each alone, as by processes that share a run."""
+    diagnosis = diagnosed([])
+    for number, version in enumerate(versions, first):
+        diagnosis.merge(alone(number, version))
+    return [(m.numbers.least_staleness, m.numbers.most_staleness) for m in diagnosis.moments()]
+
+
+def test_the_bounds_of_a_run_do_not_depend_on_how_it_is_shared():
+    versions = [max(r - 2, 0) for r in range(8)] + [6] * 6
+    whole = diagnosed(of_versions(versions)).moments()
+    assert bounds_of(versions) == [(m.numbers.least_staleness, m.numbers.most_staleness) for m in whole]
 
 
 def test_ages_that_the_dumps_do_not_hold_are_bounded():
@@ -99,7 +115,7 @@ def simulated(seed):
 @pytest.mark.parametrize("seed", range(40))
 def test_the_true_age_is_within_its_bounds(seed):
     versions, ages, starts_unseen = simulated(seed)
-    bounds = bounds_of(of_versions(versions))
+    bounds = bounds_of(versions)
     if bounds[0][0] is None:  # no version sampled twice
         return
     if starts_unseen:
@@ -109,8 +125,8 @@ def test_the_true_age_is_within_its_bounds(seed):
 
 
 def test_there_is_no_upper_bound_where_none_is_sound():
-    assert bounds_of(of_versions([3, 3, 4], first=4)) == [(0, None), (1, None), (0, None)]  # no rollout 0
-    assert bounds_of(of_versions([0, 3, 3, 6])) == [(0, None), (0, None), (1, None), (0, None)]  # 3 a rollout
+    assert bounds_of([3, 3, 4], first=4) == [(0, None), (1, None), (0, None)]  # no rollout 0
+    assert bounds_of([0, 3, 3, 6]) == [(0, None), (0, None), (1, None), (0, None)]  # 3 a rollout
 
 
 def test_bounds_that_do_not_decide_recommend_nothing():
@@ -168,7 +184,11 @@ def test_the_rollouts_of_a_push_are_counted(newest, wanted):
 def test_a_run_that_pushes_after_every_rollout_is_not_told_to_push_more_often_without_a_condition():
     late = run(World(rollouts=6, samples=16, length=32, late=2, learning=0.02))
     diagnosis = diagnosed(
-        replace(r, versions=torch.full_like(r.versions, max(r.rollout_id - 2, 0)), newest=None) for r in late
+        [
+            replace(r, versions=torch.full_like(r.versions, max(r.rollout_id - 2, 0)), newest=None)
+            for r in late
+        ],
+        of_detectors=measures(None),
     )
     ((finding, *_), _) = examine(diagnosis)
     assert finding.name == "stale_weights" and diagnosis.rollouts_per_push() == 1
