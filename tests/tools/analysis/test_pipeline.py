@@ -28,6 +28,16 @@ class Kills:
         pass
 
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group(GROUP)]
+
+
+@pytest.fixture
+def forks(monkeypatch):
+    """Forks new processes from one that has imported torch. They get the same pickled data."""
+    context = server()
+    monkeypatch.setattr("multiprocessing.get_context", {"spawn": context}.__getitem__)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("run")
@@ -36,8 +46,7 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
-def test_processes_find_what_one_finds(folder):
+def test_processes_find_what_one_finds(folder, forks):
     jobs, seen = find([folder]).jobs, []
     alone = collect(jobs, {"d": Diagnosis(measures=measures(None))}, done=seen.append)
     both = collect(jobs, {"d": Diagnosis(measures=measures(None))}, processes=2)
@@ -50,10 +59,6 @@ def test_processes_find_what_one_finds(folder):
     assert counts[0] == counts[1] and torch.allclose(one.means.sums, two.means.sums)
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group(GROUP)
-def test_a_killed_process_is_told(folder, monkeypatch):
-    context = server()  # a process starts at once
-    monkeypatch.setattr("multiprocessing.get_context", lambda _: context)
+def test_a_killed_process_is_told(folder, forks):
     with pytest.raises(DataError, match="--jobs: expected every process to finish, got a killed process"):
         collect(find([folder]).jobs, {"d": Kills()}, processes=2)
