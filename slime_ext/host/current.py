@@ -14,12 +14,20 @@ def _no_host() -> running.Host | None:
 
 
 HOST = Memory(_no_host)
+WITHOUT = Memory(int)  # how many modules were loaded when none of them was a host's
 
 
 def current_host() -> running.Host | None:
-    """Finds the host as ``running.current`` does, and searches only if its modules are no longer loaded."""
+    """Finds the host as ``running.current`` does, and remembers the answer.
+
+    It searches again if the host's modules are no longer loaded. If there was none, it searches again as soon
+    as the number of modules has changed.
+    """
     if HOST.value is None or not _is_loaded(HOST.value):
+        if WITHOUT.value == len(sys.modules):
+            return None
         HOST.value = running.current()
+        WITHOUT.value = 0 if HOST.value else len(sys.modules)
     return HOST.value
 
 
