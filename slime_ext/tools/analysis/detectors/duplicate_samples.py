@@ -122,9 +122,7 @@ def look(d: Diagnosis) -> Figures | None:
     need(prints, "samples with a response")
     samples, prompts, surprise = (torch.cat(column) for column in list(zip(*prints, strict=True))[1:])
     least = max(TWICE, TWICE_SHARE * len(samples))
-    if (
-        len(samples) - len(numpy.unique(samples.numpy())) < least
-    ):  # as in most runs: chance need not be counted
+    if len(samples) - len(numpy.unique(samples.numpy())) < least:  # before chance is counted
         return None
     rollout_ids = torch.cat([torch.full_like(group.samples, group.rollout_id) for group in prints])
     index, of_prompt = (keys.unique(return_inverse=True)[1] for keys in (samples, prompts))
