@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -21,14 +23,14 @@ def layers(*roundings):
     return tuple(LayerDistance(i, n * ROUNDOFF * math.sqrt(i + 1), ROUNDOFF) for i, n in sizes)
 
 
+@cache
 def rounded(noise):
     policy = Policy()
     return diagnosed(run(policy=policy, sampler=policy.table + noise * policy.normal(60, 60)))
 
 
 def found_in(d, outputs):
-    d.layers = outputs
-    return {finding.name: finding for finding in examine(d)[0]}
+    return {finding.name: finding for finding in examine(replace(d, layers=outputs))[0]}
 
 
 @pytest.mark.parametrize(

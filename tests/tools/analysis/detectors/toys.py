@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, fields, replace
+from functools import cache, lru_cache
+from hashlib import md5
 
 import torch
 from torch import Tensor
@@ -188,9 +189,35 @@ def diagnosed(rollouts: list[DumpedRollout], **flags) -> Diagnosis:
     return diagnosis
 
 
+class _Content:
+    """Rollouts that are equal if all of their fields are, bit by bit."""
+
+    def __init__(self, rollouts: list[DumpedRollout]) -> None:
+        self.rollouts, content = rollouts, md5()
+        for value in (getattr(rollout, field.name) for rollout in rollouts for field in fields(rollout)):
+            if isinstance(value, Tensor):
+                content.update(repr((value.dtype, value.shape)).encode() + value.numpy().tobytes())
+            else:
+                content.update(repr(value).encode())
+        self.digest = content.digest()
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Content) and self.digest == other.digest
+
+
+@lru_cache(32)
+def _diagnosed(content: _Content) -> Diagnosis:
+    """All that is measured: several tests ask about the same rollouts, some of them with other flags."""
+    diagnosis = Diagnosis(measures=measures(None))
+    for rollout in joined(content.rollouts):
+        diagnosis.add(rollout)
+    return diagnosis
+
+
 def findings(rollouts: list[DumpedRollout], **flags):
     """Name -> finding, of all that is measured."""
-    diagnosis = Diagnosis(flags=flags, measures=measures(None))
-    for rollout in joined(rollouts):
-        diagnosis.add(rollout)
+    diagnosis = replace(_diagnosed(_Content(rollouts)), flags=flags)
     return {finding.name: finding for finding in examine(diagnosis)[0]}

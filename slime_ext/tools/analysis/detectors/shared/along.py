@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 from typing import ClassVar, NamedTuple
 
@@ -55,11 +56,14 @@ def along(d: Diagnosis) -> Along | None:
     count, absolute, squared = curve.count, curve.absolute, curve.squared
     reached = count.cumsum(0) / count.sum()
     parts = (reached <= 0.25, (reached > 0.25) & (reached < 0.75), reached >= 0.75)
-    if not all(float(count[part].sum()) for part in parts):
+    counts = [float(count[part].sum()) for part in parts]
+    if not all(counts):
         return None
-    means = (float(absolute[part].sum() / count[part].sum()) for part in parts)
-    errors = (math.sqrt(float(squared[part].sum())) / float(count[part].sum()) for part in parts[::2])
-    return Along(*means, *(_over_equally_certain(d, part) for part in parts[::2]), *errors)
+    means = (float(absolute[part].sum()) / n for part, n in zip(parts, counts, strict=True))
+    errors = (
+        math.sqrt(float(squared[part].sum())) / n for part, n in zip(parts[::2], counts[::2], strict=True)
+    )
+    return Along(*means, *_over_equally_certain(d, parts[::2]), *errors)
 
 
 def falls(d: Diagnosis) -> bool:
@@ -103,8 +107,9 @@ def rather_than_rollouts(d: Diagnosis) -> bool:
     return places > MORE * ids and places > LEAST * (float(squared.sum()) - whole)
 
 
-def _over_equally_certain(d: Diagnosis, part: Tensor) -> float:
-    """Returns mean |l| at some bins of position, over that of all equally certain tokens."""
+def _over_equally_certain(d: Diagnosis, parts: Iterable[Tensor]) -> Iterator[float]:
+    """Yields mean |l| at some bins of position, over that of all equally certain tokens."""
     count, absolute, *_ = d.of(Positions).table.unbind(2)
-    usual = absolute.sum(0) / count.sum(0).clamp_min(1)
-    return float(absolute[part].sum() / (count * usual)[part].sum().clamp_min(1e-30))
+    usual = count * (absolute.sum(0) / count.sum(0).clamp_min(1))
+    for part in parts:
+        yield float(absolute[part].sum()) / max(float(usual[part].sum()), 1e-30)

@@ -19,7 +19,7 @@ from slime_ext.ops.divergences import k3
 from slime_ext.tools.analysis.detectors.shared.explained import AGREES
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import MOST_K3, DumpedRollout
-from slime_ext.tools.analysis.tables import count_true, zeros
+from slime_ext.tools.analysis.tables import any_true, count_true, zeros
 
 # Neighbouring samples that may be one batch; 0: the micro-batches of the dump, or the whole rollout.
 SIZES = (0, 2, 4, 8, 16, 32)
@@ -97,6 +97,8 @@ class Padded(Measure):
             longest = torch.zeros(int(batch.max()) + 1, dtype=torch.int64)
             longest = longest.scatter_reduce(0, batch, lengths, "amax")
             early = longest[batch] - lengths
+            if not any_true(early):  # lengths are equal: nothing lies too early
+                continue
             key = early.numpy().tobytes()
             if key not in by_batch:
                 by_batch[key] = _put_back(rollout, rollout.segments.expand(early))
