@@ -315,6 +315,20 @@ def test_log_probs_of_an_attempt_before_are_named():
     assert set(found) == {"other_log_probs"} and "an earlier attempt" in found["other_log_probs"].title
 
 
+@pytest.mark.parametrize(("times", "last"), [(3, 8), (4, 12)])
+def test_an_attempt_before_that_begins_as_the_kept_one_is_no_engine_of_its_own(times, last):
+    """Its log-probs are wrong from the first other token on: in most samples in the last few tokens alone."""
+    before = run(policy=Policy(9))
+
+    def retried(r):
+        ids, within = r.segments.ids, r.segments.within
+        is_other = (ids % 4 == 0) & ((within >= LENGTH - last) | (ids % (4 * times) == 0))
+        return {"behavior": torch.where(is_other, before[r.rollout_id].behavior, r.behavior)}
+
+    found = findings(edited(run(), retried))
+    assert set(found) == {"other_log_probs"} and "an earlier attempt" in found["other_log_probs"].title
+
+
 def shaken(rollouts, is_far):
     """The trainer's log-probs with noise that is new each time, and under which the mean ratio remains 1."""
 
