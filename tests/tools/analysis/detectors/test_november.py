@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
-from pathlib import Path
-
 import pytest
-import torch
 
-from benchmarks.faults.saving import save
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
+from tests.tools.analysis.detectors.cases import CASES, make
 
-FOLDER = Path(__file__).parents[5] / "shared" / "cases" / "november"
+FOLDER = CASES / "november"
 # Folder and words of its script -> the names that are right as an error or a warning; None: none may be.
 EXPECTED: dict[tuple[str, ...], set[str] | None] = {
     ("02_damaged_weights",): {"damaged_weights"},
@@ -49,11 +44,7 @@ EXPECTED: dict[tuple[str, ...], set[str] | None] = {
 @pytest.mark.parametrize("words", EXPECTED, ids=" ".join)
 def test_what_a_case_expects_is_named(words, tmp_path, monkeypatch):
     case, *more = words
-    script = FOLDER / case / "make.py"
-    monkeypatch.setattr(sys, "path", list(sys.path))  # to which the script adds its folder
-    monkeypatch.setattr(torch, "save", save)
-    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path), *more])
-    runpy.run_path(str(script), run_name="__main__")  # here, because a new process imports torch for 2 s
+    make(monkeypatch, FOLDER / case / "make.py", "_world", str(tmp_path), *more)
     document = analyse(request := Request((str(tmp_path),), presets=("metrics_only",)), request.files())
     faults = [finding for finding in document.findings if finding.is_fault]
     wanted = EXPECTED[words]

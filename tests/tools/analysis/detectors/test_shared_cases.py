@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
-from pathlib import Path
-
 import pytest
-import torch
 
-from benchmarks.faults.saving import save
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
+from tests.tools.analysis.detectors.cases import CASES, make
 
-MAKE = Path(__file__).parents[5] / "shared" / "cases" / "make.py"
+MAKE = CASES / "make.py"
 # name -> findings that are right, each with the others that it may leave open.
 EXPECTED = {
     "healthy": set(),
@@ -45,10 +40,7 @@ EXPECTED = {
 @pytest.mark.skipif(not MAKE.exists(), reason="needs the folder of cases beside the repository")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_each_case_expects_is_named(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))  # to which the script adds its folder
-    monkeypatch.setattr(torch, "save", save)
-    monkeypatch.setattr(sys, "argv", [str(MAKE), name, str(tmp_path)])
-    runpy.run_path(str(MAKE))  # in this process, because a new one imports torch for two seconds
+    make(monkeypatch, MAKE, "world", name, str(tmp_path))
     request = Request((str(tmp_path / name),))
     document = analyse(request, request.files())
     assert {finding.name for finding in document.findings if finding.is_fault} == EXPECTED[name]
