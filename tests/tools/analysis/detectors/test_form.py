@@ -41,11 +41,22 @@ ROOM = Path(detectors.__file__).parent
 
 
 @functools.cache
+def parsed(path):
+    """The module in a file, which several tests walk through and none may change."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def nodes(tree):
+    return list(ast.walk(tree))
+
+
+@functools.cache
 def naming():
     """For each statement of the detectors' modules: its path, its node, and the names in it."""
     asking = (ROOM.parent / "findings" / "__init__.py", ROOM.parent / "run.py")  # all detectors
     files = (*ROOM.rglob("*.py"), *asking)
-    paths = [(path, node) for path in files for node in ast.parse(path.read_text()).body]
+    paths = [(path, node) for path in files for node in parsed(path).body]
     names = ({leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name)} for _, node in paths)
     return [(*pair, each) for pair, each in zip(paths, names, strict=True)]
 
@@ -95,12 +106,18 @@ def readers_of_fields(owner, home, trees):
             for name in read:
                 users[name].add(home)
     for path in trees.keys() - {home}:
-        for node in ast.walk(trees[path]):
-            holder = node.value if isinstance(node, ast.Attribute) else None
-            if owner in (getattr(holder, "id", ""), getattr(holder, "attr", "")):
-                for name in through.get(node.attr, ()):
+        for attribute, holders in attributes(trees[path]):
+            if owner in holders:
+                for name in through.get(attribute, ()):
                     users[name].add(path)
     return users
+
+
+@functools.cache
+def attributes(tree):
+    """Each attribute that a module reads, and the names of what holds it."""
+    read = [node for node in nodes(tree) if isinstance(node, ast.Attribute)]
+    return [(n.attr, (getattr(n.value, "id", ""), getattr(n.value, "attr", ""))) for n in read]
 
 
 def lonely(owner, home, trees):
@@ -111,8 +128,10 @@ def lonely(owner, home, trees):
 
 @pytest.mark.parametrize("owner", SHARED)
 def test_a_field_of_shared_sums_has_two_readers_or_is_read_where_it_is_summed(owner):
-    trees = {path.stem: ast.parse(path.read_text()) for path in ROOM.parent.rglob("*.py")}
+    paths = {path.stem: path for path in ROOM.parent.rglob("*.py")}
+    trees = {name: parsed(path) for name, path in paths.items()}
     assert lonely(owner, owner, trees) == set()
+    trees[owner] = ast.parse(paths[owner].read_text())
     kind = next(n for n in trees[owner].body if getattr(n, "name", "") == SHARED[owner].__name__)
     kind.body.append(ast.parse("z: float = 0.0").body[0])
     one = {"one": ast.parse(f"d.{owner}.z")}
@@ -124,7 +143,7 @@ def test_no_detector_asks_for_a_number_by_a_string():
     """Typed access: ``d.of(Class).field``, ``d.sums.field``, ``d.curves.field``."""
     asked = defaultdict(set)
     for path in ROOM.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(parsed(path)):
             if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
                 if isinstance(node.slice.value, str) and ast.unparse(node.value).startswith("d."):
                     asked[path.stem].add(node.slice.value)
@@ -135,7 +154,7 @@ def test_no_measure_counts_under_string_keys():
     """A counter by name would hide who reads a count."""
     kept = set()
     for path in (ROOM.parent / "measures").glob("*.py"):
-        annotations = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.AnnAssign)]
+        annotations = [n for n in nodes(parsed(path)) if isinstance(n, ast.AnnAssign)]
         kept |= {
             (path.stem, ast.unparse(n.target))
             for n in annotations
