@@ -74,10 +74,12 @@ class Runs(NamedTuple):
     @classmethod
     def of(cls, at: Tensor, keys: Tensor) -> Runs:
         """Returns the tokens at some places [N] in the order of their keys [N]."""
-        keys, order = keys.sort(stable=True)
-        begins = run_begins(keys)
-        sizes = torch.from_numpy(numpy.diff(begins.numpy(), append=len(keys)))
-        return cls(at[order], order, begins, sizes, torch.repeat_interleave(sizes))
+        # In numpy, which sorts a few thousand keys in less time.
+        order = keys.numpy().argsort(kind="stable")
+        begins = run_begins(torch.from_numpy(keys.numpy()[order])).numpy()
+        sizes = numpy.diff(begins, append=len(keys))
+        run = numpy.arange(len(begins)).repeat(sizes)
+        return cls(*map(torch.from_numpy, (at.numpy()[order], order, begins, sizes, run)))
 
     def sizes_of_tokens(self) -> Tensor:
         """Returns how many tokens have the key of each token, in the order before, [N]."""
