@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -112,10 +114,16 @@ MARGINS = [(off_by_one, shifted), (logit_bias, biased), (shared_place, far_at_th
 MARGINS += [(scaled_log_probs, scaled)]
 
 
+@cache
+def many_draws():
+    """60 rollouts of one policy, for every margin."""
+    policy = Policy(moves=0.0)
+    return [run(1, policy=policy, noise=0.0) for _ in range(60)]
+
+
 @pytest.mark.parametrize(("detector", "edit"), MARGINS)
 def test_the_error_of_a_margin_is_that_of_many_draws(detector, edit):
-    policy = Policy(moves=0.0)
-    drawn = (edited(run(1, policy=policy, noise=0.0), edit(seed)) for seed in range(60))
+    drawn = (edited(rollouts, edit(seed)) for seed, rollouts in enumerate(many_draws()))
     margins = [detector.look(diagnosed(rollouts))["margin"] for rollouts in drawn]
     values, errors, _ = torch.tensor(margins).unbind(1)
     assert float(errors.mean()) == pytest.approx(float(values.std()), rel=0.35)
