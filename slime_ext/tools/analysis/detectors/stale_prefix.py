@@ -18,7 +18,7 @@ from slime_ext.tools.analysis.detectors.shared.explained import (
     explained_by_tokens,
 )
 from slime_ext.tools.analysis.detectors.shared.kinds import SIZES, bins_of_samples, two_kinds
-from slime_ext.tools.analysis.detectors.shared.twice import FEWEST, differs, twice
+from slime_ext.tools.analysis.detectors.shared.twice import FEWEST, Twice, differs, twice, unrepeated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.measures.rollouts import mean_k3
@@ -149,6 +149,10 @@ def look(d: Diagnosis) -> Figures | None:
     twice = d.of(CachedTwice).sums
     if float(twice[0]) >= FEWEST and differs(twice, "sampler", BFLOAT16_K3):
         return None  # answers after the same cached prefix differ, so something else separates them
+    # A trainer that scores equal text otherwise each time packs samples wrongly, or has dropout. The first
+    # sample of a pack may be the first of its prompt, too, which alone has no cached prefix.
+    if float(d.of(Twice).sums[0]) >= FEWEST and unrepeated(d, "trainer"):
+        return None
     if _are_both(d):
         return None
     sums = d.of(Cached).sums

@@ -8,7 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.tools.analysis.detectors.toys import LENGTH, PROMPTS, Policy, edited, findings, run, sampled
+from slime_ext.tools.analysis.detectors import stale_prefix
+from tests.tools.analysis.detectors.toys import (
+    LENGTH,
+    PROMPTS,
+    Policy,
+    diagnosed,
+    edited,
+    findings,
+    run,
+    sampled,
+)
 
 SAMPLES = 64
 
@@ -385,8 +395,9 @@ def test_a_leak_is_told_from_a_stale_prefix_by_the_side_that_differs():
     """The samples behind another of their pack may be those whose prompt was cached."""
     places = tuple(i % 4 for i in range(SAMPLES))
     labels = {"places": places, "cached": tuple(7 * (place > 0) for place in places)}
-    found = findings(edited(shaken(run(2), lambda i: i % 4), lambda r: labels))
-    assert set(found) == {"packing_leak"}
+    rollouts = edited(shaken(run(2), lambda i: i % 4), lambda r: labels)
+    assert set(findings(rollouts)) == {"packing_leak"}
+    assert stale_prefix.look(diagnosed(rollouts)) is None  # or the one that explains more would be named
 
 
 def test_prompts_from_the_cache_that_come_later_in_their_packs_are_no_leak():
