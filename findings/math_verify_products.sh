@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # math-verify adds a whole number and a whole number in brackets: 2(3) is 5. Digits in groups with a thin space are
 # a product, so 10\,000 is 0. Degrees are radians, and \log is the decimal logarithm.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" math-verify==0.9.0 latex2sympy2_extended==1.11.0 antlr4-python3-runtime==4.13.2
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" math-verify==0.9.0 latex2sympy2-extended==1.11.0 antlr4-python3-runtime==4.13.2
 run - <<'PYTHON'
 from importlib.metadata import version
 

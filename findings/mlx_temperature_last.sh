@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # mlx-lm applies top-p before the temperature. Which tokens can be drawn does not depend on the temperature then,
 # whereas transformers keeps the tokens that have the mass at that temperature.
-. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy==2.4.6 transformers==5.23.0 'mlx[cpu]==0.32.4' mlx-lm==0.32.2
+. "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh" torch numpy==2.4.6 transformers==5.23.0 "mlx[cpu]==0.32.4" mlx-lm==0.32.2
 run - <<'PYTHON' 2> errors
 from importlib.metadata import version
 
