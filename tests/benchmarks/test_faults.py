@@ -17,7 +17,8 @@ from benchmarks.faults.mechanisms import CASES, Runs
 from benchmarks.faults.model import Cache, Model, Shape, fused, random
 from benchmarks.faults.world import write
 from slime_ext.tools.analysis.detectors.shared.explained import whole_run
-from slime_ext.tools.analysis.findings import DETECTORS
+from slime_ext.tools.analysis.findings import DETECTORS, measures
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.records import join
 from tests.tools.analysis import test_findings
 from tests.tools.analysis.detectors import toys
@@ -269,9 +270,8 @@ def test_the_table_counts_seen_and_unseen_runs_apart(tmp_path, monkeypatch):
 def test_noise_reaches_every_measure_of_rollouts_that_are_joined():
     """Analyze joins small rollouts. What is planted beside a fault is then in each of them."""
     size, rollouts = 0.3, toys.run(3)
-    joined = Noisy(toys.diagnosed([]), size)
+    joined, alone = (Noisy(Diagnosis(measures=measures(None)), size) for _ in range(2))
     joined.add(join(rollouts))
-    alone = Noisy(toys.diagnosed([]), size)
     for rollout in rollouts:
         alone.add(rollout)
     k3 = [sum(s.k3 * s.tokens for s in noisy.diagnosis.rollouts) for noisy in (joined, alone)]

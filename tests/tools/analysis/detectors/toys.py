@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from hashlib import md5
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -163,11 +165,14 @@ def edited(rollouts: list[DumpedRollout], edit: Callable[[DumpedRollout], dict])
 class Asked(dict[str, Measure]):
     """The measures of rollouts, each of which is filled when a detector first asks for it.
 
-    A test that looks with one detector needs a few of them.
+    A test that looks with one detector needs a few of them. No rollout can be added later.
     """
 
     def __init__(self, rollouts: list[DumpedRollout]) -> None:
         self.rollouts, self.empty = rollouts, measures(None)
+
+    def values(self) -> NoReturn:
+        raise AssertionError("these measures are not filled yet: make a Diagnosis(measures=measures(None))")
 
     def __missing__(self, name: str) -> Measure:
         measure = self[name] = self.empty.pop(name)
@@ -198,7 +203,7 @@ class _Content:
             if isinstance(value, Tensor):
                 content.update(repr((value.dtype, value.shape)).encode() + value.numpy().tobytes())
             else:
-                content.update(repr(value).encode())
+                content.update(pickle.dumps(value))  # repr leaves out the middle of large arrays
         self.digest = content.digest()
 
     def __hash__(self) -> int:
