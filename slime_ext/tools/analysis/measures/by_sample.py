@@ -145,7 +145,7 @@ class BySample(Additive):
         return parts_of
 
 
-@lru_cache(32)  # because runs that are compared have rollouts of the same numbers
+@lru_cache(8)  # few, because those of 10,000 samples have 5 MB; runs that are compared draw the same
 def _draws(seed: int, count: int) -> Tensor:
     """Returns how often each sample is drawn in each replicate, [REPLICATES, count] float64."""
     ones = torch.ones(REPLICATES, count, dtype=torch.float64)
