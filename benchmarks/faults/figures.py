@@ -207,8 +207,7 @@ class Sparse:
 
 
 def thawed(into: Any, value: Any, name: str = "") -> Any:
-    """The object that was frozen, which has what else is in an empty one of its kind; large tables stay
-    ``Sparse`` until ``joined``."""
+    """Fills a frozen object into a copy of an empty one; large tables stay ``Sparse`` until ``joined``."""
     if name in ROWS or name in ("Diagnosis.timeline", "Fingerprints.prints"):
         return type(into)(_row(name, row) for row in value)
     if name == "Diagnosis.measures":

@@ -25,9 +25,9 @@ class _WithoutTensors(pickle.Pickler):
 
 
 class _Pickler(pickle.Pickler):
-    """The pickler of which ``torch.save`` makes one that asks of each number whether it is a storage.
+    """The pickler that ``torch.save`` extends, and which then asks of each number whether it is a storage.
 
-    That takes half of the time. Here nothing is asked if there is no tensor, else only of which type each is.
+    Asking takes half of the time. Here nothing is asked without a tensor, else only of which type each is.
     """
 
     def __init__(self, file: Any, protocol: int) -> None:
