@@ -28,7 +28,7 @@ import torch
 
 from slime_ext.core.metrics.names import PREFIX
 from slime_ext.host import wrapping
-from slime_ext.host.current import current_host, host_modules
+from slime_ext.host.current import current_host
 from slime_ext.host.memory import Memory
 from slime_ext.host.ranks import global_rank
 from slime_ext.hosts import running
@@ -133,8 +133,7 @@ def pushes() -> PushRecord:
 
 def install() -> None:
     """Wraps the host's classes that push weights, so that every push is recorded; idempotent."""
-    host = current_host()
-    for cls in running.weight_updaters(host_modules(host) if host else ()):
+    for cls in running.weight_updaters(current_host()):
         wrapping.wrap(cls, "__init__", _noting)
 
 

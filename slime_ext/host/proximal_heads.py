@@ -24,7 +24,6 @@ import torch
 
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import heads, wrapping
-from slime_ext.host.current import host_modules
 from slime_ext.host.heads import SCORED, ScoredRollout
 from slime_ext.host.ranks import Parallel, ranks
 from slime_ext.host.rollout_data import Samples, column
@@ -38,11 +37,10 @@ PARAMETERS = ("f", "args", "data_iterator", "num_microbatches", "store_prefix")
 
 def install(host: running.Host) -> None:
     """Wraps the host's log-prob pass and its method that trains a rollout; idempotent."""
-    modules = host_modules(host)
-    for module in modules:  # a module that imported the function calls its own reference
+    for module in running.modules(host.name):  # a module that imported the function calls its own reference
         if isinstance(vars(module).get(SCORE), FunctionType):
             wrapping.wrap(module, SCORE, functools.partial(_gathering, host))
-    for cls, name in running.trainers(modules):
+    for cls, name in running.trainers(host):
         wrapping.wrap(cls, name, _of_rollout)
 
 

@@ -127,9 +127,9 @@ def current() -> Host | None:
     return Host(losses[0], None) if losses else None
 
 
-def weight_updaters(among: Iterable[ModuleType]) -> Iterator[type]:
-    """Yields the classes of a host's modules that push weights to the engines and count the pushes."""
-    for module in among:
+def weight_updaters(host: Host | None) -> Iterator[type]:
+    """Yields the host's classes that push weights to the engines and count the pushes."""
+    for module in modules(host.name) if host else ():
         for cls in list(vars(module).values()):
             if isinstance(cls, type) and cls.__module__ == module.__name__ and hasattr(cls, "update_weights"):
                 code = getattr(inspect.unwrap(inspect.getattr_static(cls, "__init__")), "__code__", None)
@@ -137,12 +137,12 @@ def weight_updaters(among: Iterable[ModuleType]) -> Iterator[type]:
                     yield cls
 
 
-def trainers(among: Iterable[ModuleType]) -> Iterator[tuple[type, str]]:
+def trainers(host: Host) -> Iterator[tuple[type, str]]:
     """Yields each method of ``TRAIN`` with the host's class, or its subclass, that defines it itself.
 
     Subclasses count, because Ray subclasses an actor's class and wraps each method there.
     """
-    for module in among:
+    for module in modules(host.name):
         for cls in list(vars(module).values()):
             if isinstance(cls, type) and cls.__module__ == module.__name__:
                 for one in (cls, *_below(cls)):
