@@ -156,8 +156,8 @@ def _explained(advantage: ndarray, rewards: ndarray, groups: ndarray, there: nda
         return "flipped"
     for kind, by in (("late", 1), ("early", -1)):
         fits = (_fit(x, numpy.roll(rewards, by), groups, there) for x in (within, advantage))
-        of_own = numpy.roll(_centred(rewards, groups, there), by)
-        if max(*fits, _correlation(advantage, of_own, there)) > FITS:
+        shifted = (numpy.roll(own, by) for own in _by_prompt(rewards, groups, there))
+        if max(*fits, *(_correlation(advantage, own, there) for own in shifted)) > FITS:
             return kind
     if chunk := _of_chunk(advantage, rewards, there, size):
         return chunk
