@@ -15,7 +15,7 @@ SIZES = (2, 3, 9, 16, 5, 6)  # samples of each prompt
 
 
 def prompts_of(seed):
-    """The rewards of each prompt. The next prompt's are a tenth as far apart, and the last one's are equal."""
+    """The rewards of each prompt: the next one's are a tenth as far apart, the last one's are equal."""
     rng = random.Random(seed)
     apart = [[10.0**-i * rng.gauss(0, 1) for _ in range(size)] for i, size in enumerate(SIZES)]
     return [*apart, [0.5] * 4]
