@@ -12,8 +12,8 @@ python -m benchmarks.faults judge [--only NAME] [--seed N] [--jobs N] # faults b
     [--rows FILE] [--results benchmarks/faults/RESULTS.md]          # goes on where it stopped; fills the page
 python -m benchmarks.faults report --out DIR --only NAME [--seed N]   # one of reports' runs: a folder
 python -m benchmarks.faults kind --out DIR --only NAME --seed N       # a healthy run; "window": lagging ones
-python -m benchmarks.faults reports [--set first|later|third]         # mechanisms that no detector knew
-    [--unseen] [--only NAME] [--jobs N] [--rows FILE]               # goes on where it stopped
+python -m benchmarks.faults reports [--set first|later|third|fourth]  # mechanisms that no detector knew
+    [--unseen] [--seed N] [--only NAME] [--jobs N] [--rows FILE]    # goes on where it stopped
     [--against FILE] [--dumps DIR]                                  # before and now
 python -m benchmarks.faults honest [--count N]                        # identities of healthy runs
 python -m benchmarks.faults explains [--only NAME] [--dumps DIR]       # shares of k3, beside those planted
@@ -143,6 +143,7 @@ COMMANDS = {
     "reports": lambda options: outside.judge_reports(
         options.only,
         options.unseen,
+        options.seed,
         options.set,
         options.jobs,
         options.rows,

@@ -80,6 +80,12 @@ class How:
         embedding: factor of the embeddings.
         groups: of experts, of which the ``active`` ones with the largest sum of two shares are chosen before
             experts are (0: none).
+        base: factor of the base of the rotary frequencies.
+        image: first position, tokens and tokens in a row of an image, whose rows have one rotary position
+            each (no tokens: no image).
+        jitter: inputs of a mixture are multiplied by numbers between 1 - jitter and 1 + jitter.
+        capacity: of an expert, times its even share of a sequence's tokens; later tokens are dropped
+            (0: no limit).
     """
 
     dtype: torch.dtype = FP32
@@ -113,6 +119,10 @@ class How:
     whole_shares: bool = False
     embedding: float = 1.0
     groups: int = 0
+    base: float = 1.0
+    image: tuple[int, int, int] = (0, 0, 1)
+    jitter: float = 0.0
+    capacity: float = 0.0
 
 
 def random(shape: Shape, generator: torch.Generator) -> Weights:
@@ -229,7 +239,8 @@ class Model:
         the N positions whose logits are wanted."""
         cache = cache if cache is not None else Cache()
         begin = cache.length
-        draws = torch.Generator().manual_seed(int(tokens.sum())) if self.how.dropout else None
+        is_random = self.how.dropout or self.how.jitter
+        draws = torch.Generator().manual_seed(int(tokens.sum())) if is_random else None
         x = self._rounded(self.how.embedding * weights["model.embed_tokens.weight"][tokens].float())
         turn = self._rotary(begin, tokens.shape[1])
         experts, layers = [], []
@@ -240,6 +251,7 @@ class Model:
             x = self._rounded(x + self._dropped(out, draws))
             h = self._rounded(norm(x, w["post_attention_layernorm"], eps))
             mine = None if forced is None else forced[:, :, i]
+            h = self._jittered(h, draws) if self.shape.experts else h
             out, chosen = self._experts(w, h, mine) if self.shape.experts else (self._dense(w, h), None)
             x = self._rounded(x + self._dropped(out, draws))
             layers.append(x)
@@ -255,15 +267,20 @@ class Model:
         return x if self.how.dtype == FP32 else x.to(self.how.dtype).float()
 
     def _dropped(self, x: Tensor, draws: torch.Generator | None) -> Tensor:
-        if draws is None:
+        if draws is None or not self.how.dropout:
             return x
         kept = torch.rand(x.shape, generator=draws) >= self.how.dropout
         return x * kept / (1 - self.how.dropout)
 
+    def _jittered(self, x: Tensor, draws: torch.Generator | None) -> Tensor:
+        if draws is None or not self.how.jitter:
+            return x
+        return x * (1 + self.how.jitter * (2 * torch.rand(x.shape, generator=draws) - 1))
+
     def _rotary(self, begin: int, count: int) -> tuple[Tensor, Tensor]:
         shape, how = self.shape, self.how
-        places = how.local_positions, how.verified, how.jump
-        return turns(shape.head // 2, shape.theta, how.stretch, places, begin, count)
+        places = how.local_positions, how.verified, how.jump, how.image
+        return turns(shape.head // 2, how.base * shape.theta, how.stretch, places, begin, count)
 
     def _attention(self, w, layer: int, x: Tensor, turn, cache: Cache, begin: int) -> Tensor:
         q, k, v = self._projected(w, self._rounded(x), turn)
@@ -331,6 +348,9 @@ class Model:
         elif not self.how.whole_shares:
             share = share / share.sum(-1, keepdim=True)
         dense = torch.zeros_like(logits).scatter(-1, chosen, share)
+        if self.how.capacity:
+            most = math.ceil(self.how.capacity * h.shape[1] * self.shape.active / self.shape.experts)
+            dense = dense * ((dense != 0).cumsum(1) <= most)
         gate, up = torch.einsum("bnd,eid->bnei", h, w.get("mlp.experts.gate_up_proj")).chunk(2, -1)
         inner = self._rounded(silu(gate) * up)
         out = torch.einsum("bnei,edi,bne->bnd", inner, w.get("mlp.experts.down_proj"), dense)
@@ -385,17 +405,24 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @lru_cache(maxsize=1024)
 @torch.inference_mode(False)  # passes with gradients read them too
 def turns(
-    half: int, theta: float, stretch: float, places: tuple[int, int, int], begin: int, count: int
+    half: int,
+    theta: float,
+    stretch: float,
+    places: tuple[int, int, int, tuple[int, int, int]],
+    begin: int,
+    count: int,
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotary angles of ``count`` positions, [N, 1, size].
 
-    ``places``: ``local_positions``, ``verified`` and ``jump`` of ``How``.
+    ``places``: ``local_positions``, ``verified``, ``jump`` and ``image`` of ``How``.
     """
-    ranks, verified, jump = places
+    ranks, verified, jump, image = places
     rate = theta ** (-torch.arange(half) / half)
     positions = local_positions(count, ranks) if ranks else torch.arange(begin, begin + count)
     if begin:
         positions = positions // verified * verified + jump
+    if image[1]:
+        positions = image_positions(positions, *image)
     angle = torch.outer(positions / stretch, rate)
     both = torch.cat([angle, angle], -1)[:, None]
     return both.cos(), both.sin()
@@ -427,6 +454,16 @@ def local_positions(count: int, ranks: int) -> Tensor:
         last = 2 * ranks - 1 - rank
         places[last] = places[last] + len(chunks[rank])
     return torch.cat(places)
+
+
+def image_positions(positions: Tensor, first: int, size: int, row: int) -> Tensor:
+    """Positions where an image of ``size`` tokens takes one position for each of its rows.
+
+    >>> image_positions(torch.arange(10), 2, 6, 3).tolist()
+    [0, 1, 2, 2, 2, 3, 3, 3, 4, 5]
+    """
+    inside = (positions - first).clamp(0, size)
+    return positions - inside + inside // row
 
 
 def overwritten(x: Tensor, begin: int) -> Tensor:

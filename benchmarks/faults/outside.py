@@ -1,13 +1,13 @@
 """Judges ``analyze`` on mechanisms that no detector was written for, and on healthy runs of many kinds.
 
-python -m benchmarks.faults reports [--set first|later|third] [--unseen] [--only NAME] [--jobs N]
-    [--rows FILE] [--against FILE] [--dumps DIR]
+python -m benchmarks.faults reports [--set first|later|third|fourth] [--unseen] [--seed N] [--only NAME]
+    [--jobs N] [--rows FILE] [--against FILE] [--dumps DIR]
 
-It judges mechanisms, healthy runs and windows of the seen seeds, or of those that are unseen. The mechanisms
-are those of the first table, or with ``--set`` those of another, without windows. A row is
-appended to the file of ``--rows`` as soon as it is known, and not made again; the table has all rows of that
-file, and those of ``--against`` beside them. Runs that ``report --out DIR`` and ``kind --out DIR`` wrote are
-read there (``--dumps DIR``), and any other is made.
+It judges mechanisms, healthy runs and windows of the seen seeds, or of those that are unseen, or only the
+mechanisms of one seed. The mechanisms are those of the first table, or with ``--set`` those of another,
+without windows. A row is appended to the file of ``--rows`` as soon as it is known, and not made again; the
+table has all rows of that file, and those of ``--against`` beside them. Runs that ``report --out DIR`` and
+``kind --out DIR`` wrote are read there (``--dumps DIR``), and any other is made.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.faults import judge
+from benchmarks.faults.fourth_reports import FOURTH_REPORTS
 from benchmarks.faults.kinds import (
     KINDS,
     LAGGING,
@@ -43,8 +44,8 @@ from benchmarks.faults.third_reports import THIRD_REPORTS
 from slime_ext.tools.analysis.document import Document
 
 FIRST = "first"
-SETS = {FIRST: REPORTS, "later": LATER_REPORTS, "third": THIRD_REPORTS}
-ALL_REPORTS = REPORTS | LATER_REPORTS | THIRD_REPORTS
+SETS = {FIRST: REPORTS, "later": LATER_REPORTS, "third": THIRD_REPORTS, "fourth": FOURTH_REPORTS}
+ALL_REPORTS = REPORTS | LATER_REPORTS | THIRD_REPORTS | FOURTH_REPORTS
 LAG_NAMES = ("stale_weights", *judge.OPEN)  # of an error in a short window of a lagging run
 WINDOW, RIGHT_WINDOW, WRONG_WINDOW = "window", "no other error", "error of another cause"
 
@@ -183,11 +184,11 @@ def table(columns: dict[str, list[Row]]) -> str:
 
 
 def _groups(columns: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
-    for word, seeds in (("seen", SEEN), ("unseen", UNSEEN)):
+    for word, is_seen in (("seen", True), ("unseen", False)):
         for set_name, reports in SETS.items():
             title = word if set_name == FIRST else f"{word}, {set_name}"
             for column, rows in columns.items():
-                group = [row for row in rows if row.name in reports and row.seed in seeds]
+                group = [row for row in rows if row.name in reports and (row.seed in SEEN) is is_seen]
                 if group:
                     yield f"{title}, {column}", group
 
@@ -273,6 +274,7 @@ def _explained(columns: dict[str, list[Row]]) -> Iterator[str]:
 def judge_reports(
     only: Sequence[str] | None,
     unseen: bool,
+    seed: int | None,
     set_name: str,
     jobs: int,
     path: Path | None,
@@ -285,12 +287,13 @@ def judge_reports(
         known = frozenset((row.name, row.seed) for row in read(path))
         reports = SETS[set_name]
         names = tuple(name for name in only or reports if name in reports)
-        seeds = UNSEEN if unseen else SEEN
-        asked = [Asked(seed, reports=names, known=known, dumps=dumps) for seed in seeds]
+        seeds = (UNSEEN if unseen else SEEN) if seed is None else (seed,)
+        asked = [Asked(one, reports=names, known=known, dumps=dumps) for one in seeds]
         kinds = tuple(name for name in only or KINDS if name in KINDS)
-        asked += [Asked(s, kinds=kinds, known=known) for s in (UNSEEN_SEEDS if unseen else SEEDS)]
-        if WINDOW in only if only else set_name == FIRST:
+        if seed is None:
+            asked += [Asked(s, kinds=kinds, known=known) for s in (UNSEEN_SEEDS if unseen else SEEDS)]
+        if seed is None and (WINDOW in only if only else set_name == FIRST):
             lagging = UNSEEN_LAGGING if unseen else LAGGING
-            asked += [Asked(seed, windows=WINDOWS, known=known) for seed in lagging]
+            asked += [Asked(one, windows=WINDOWS, known=known) for one in lagging]
         rows = judged(asked, jobs, path)
         return table(({"before": read(against)} if against else {}) | {"now": rows})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,7 +80,7 @@ class World:
         emits: probabilities from which tokens are drawn, where they are not those that it writes down.
         told: the prompts that the engine sees, of those that the trainer has.
         holds: what the engine has after a push, of what it should have; ``decodes``: what it uses after the
-            prompt.
+            prompt; ``prefills``: makes the logits and the cache of a batch of prompts.
         engines, astray: how many engines there are, to which samples go in turn (0: nobody writes it down);
             those that have other weights in a rollout, and the version that they report ("": the right one).
         handed: what code does to the samples of a rollout on their way to the trainer.
@@ -134,6 +135,7 @@ class World:
     told: Callable[[Tensor], Tensor] | None = None
     holds: Callable[[_Run], Weights] | None = None
     decodes: Callable[[_Run], Weights] | None = None
+    prefills: Callable[[Model, Weights, Tensor], tuple[Tensor, Cache]] | None = None
     engines: int = 0
     astray: Callable[[_Run], dict[int, tuple[Weights, str]]] | None = None
     handed: Callable[[list[Turn], _Run], None] | None = None
@@ -313,19 +315,16 @@ def _batch(
     model = Model(world.shape, world.engine)
     weights = _held(run, run.engine)
     untold, prompts = prompts, world.told(prompts) if world.told else prompts
-    current, cache = _held(run, before) if before else weights, Cache()
+    current = _held(run, before) if before else weights
     decoding = _held(run, world.decodes(run)) if world.decodes else current
     rows = _Rows(world, run.generator)
     begins = _turn_begins(world)
 
-    def prefill(weights: Weights, ids: Tensor, cache: Cache) -> Tensor:
-        return model(weights, ids, cache, since=ids.shape[1] - 1).logits[:, -1]
+    prefill = partial(_prefill, model)
 
     with torch.inference_mode():
-        if prefix is not None:
-            prefill(_held(run, prefix), prompts[::GROUP, :-1], cache)
-        logits = prefill(current, prompts[::GROUP, cache.length :], cache).repeat_interleave(GROUP, 0)
-        cache = cache.repeated(GROUP)
+        make = world.prefills or partial(_of_groups, _held(run, prefix) if prefix else None)
+        logits, cache = make(model, current, prompts)
         current = decoding
         for at in range(world.length):
             if before and at == world.length // 3:
@@ -348,6 +347,21 @@ def _batch(
     old = world.length // 3 if before else 0
     cached = 0 if prefix is None else prompts.shape[1] - 1
     return list(rows.turns(untold, experts, (run.version, old), cached))
+
+
+def _prefill(model: Model, weights: Weights, ids: Tensor, cache: Cache) -> Tensor:
+    return model(weights, ids, cache, since=ids.shape[1] - 1).logits[:, -1]
+
+
+def _of_groups(
+    prefix: Weights | None, model: Model, weights: Weights, prompts: Tensor
+) -> tuple[Tensor, Cache]:
+    """Logits and cache of prompts, each of which is computed once for its group."""
+    cache = Cache()
+    if prefix is not None:
+        _prefill(model, prefix, prompts[::GROUP, :-1], cache)
+    logits = _prefill(model, weights, prompts[::GROUP, cache.length :], cache)
+    return logits.repeat_interleave(GROUP, 0), cache.repeated(GROUP)
 
 
 @torch.no_grad()  # not inference_mode, because training reads the experts

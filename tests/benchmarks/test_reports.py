@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,16 +11,28 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.faults import honest, judge, kinds, later_reports, outside, reports, third_reports
+from benchmarks.faults import (
+    fourth_reports,
+    honest,
+    judge,
+    kinds,
+    later_reports,
+    outside,
+    reports,
+    third_reports,
+)
 from benchmarks.faults.dump import Turn
+from benchmarks.faults.fourth_reports import FOURTH_REPORTS
 from benchmarks.faults.later_reports import LATER_REPORTS
 from benchmarks.faults.mechanisms import CASES, Runs, start
 from benchmarks.faults.model import (
     BF16,
+    Cache,
     How,
     Model,
     Shape,
     attend,
+    image_positions,
     in_blocks,
     local_positions,
     log_softmax,
@@ -41,10 +54,17 @@ def test_every_report_says_what_it_is():
         assert 1 <= len(report.right) <= 3 and set(report.right) & set(FINDINGS), name
 
 
-def test_threads_of_the_third_set_are_others():
-    before = (*REPORTS.values(), *LATER_REPORTS.values(), *CASES.values())
-    sources = [report.source for report in THIRD_REPORTS.values()]
-    assert len(set(sources)) == len(sources) and not set(sources) & {one.source for one in before}
+@pytest.mark.parametrize(
+    ("added", "known"),
+    [
+        (THIRD_REPORTS, (REPORTS, LATER_REPORTS, CASES)),
+        (FOURTH_REPORTS, (REPORTS, LATER_REPORTS, CASES, THIRD_REPORTS)),
+    ],
+)
+def test_threads_of_a_later_set_are_others(added, known):
+    before = {one.source for group in known for one in group.values()}
+    sources = [report.source for report in added.values()]
+    assert len(set(sources)) == len(sources) and not set(sources) & before
 
 
 def test_seeds_differ_and_unseen_ones_are_others():
@@ -318,6 +338,94 @@ def test_advantages_of_groups_of_one_with_pads_and_with_nan():
     assert 1 <= lost.any(1).sum() < 20 and torch.equal(lost.any(1), lost.all(1))
 
 
+def test_rows_of_an_image_share_a_position():
+    assert image_positions(torch.arange(9), 2, 4, 2).tolist() == [0, 1, 2, 2, 3, 3, 4, 5, 6]
+    passes = Model(Shape(), How(image=(2, 4, 2)))
+    whole, late = passes._rotary(0, 9)[0], passes._rotary(7, 2)[0]
+    assert torch.equal(whole[7:], late) and torch.equal(whole[7:], Model(Shape())._rotary(5, 2)[0])
+
+
+def test_rotary_frequencies_have_another_base():
+    slowest = 10_000.0 ** (-7 / 8)
+    smaller = turned_by(How(base=0.1))[-1] * slowest / 8
+    assert smaller == pytest.approx(1000.0 ** (-7 / 8), rel=1e-3)
+
+
+def test_experts_drop_the_tokens_that_come_last():
+    shape, tokens = Shape(experts=8), torch.arange(30)[None] % 7
+    weights = random(shape, torch.Generator().manual_seed(0))
+    seen = [Model(shape, How(capacity=factor))(weights, tokens).layers[0] for factor in (0, 8, 1)]
+    assert torch.equal(seen[0], seen[1])
+    is_dropped = (seen[0] != seen[2]).any(-1)[0]
+    assert torch.equal(seen[0][0, :7], seen[2][0, :7]) and 5 < is_dropped.sum() < 25
+
+
+def test_jitter_moves_what_a_mixture_computes_alone():
+    shape, tokens = Shape(experts=8), torch.arange(30)[None] % 7
+    for one in (shape, Shape()):
+        weights = random(one, torch.Generator().manual_seed(0))
+        logits = [Model(one, How(jitter=jitter))(weights, tokens).logits for jitter in (0.0, 0.05)]
+        assert torch.equal(*logits) is (one != shape)
+        assert (logits[0] - logits[1]).abs().median() < 0.3
+
+
+def test_a_cached_prefix_is_read_before_it_arrives():
+    model, weights = Model(Shape()), random(Shape(), torch.Generator().manual_seed(0))
+    prompts = torch.arange(12).repeat(4, 1)
+    logits, cache = fourth_reports.read_too_early(model, weights, prompts)
+    exact = Cache()
+    expected = model(weights, prompts, exact).logits[:, -1]
+    torch.testing.assert_close(logits[0], expected[0])
+    assert ((logits - expected).abs().amax(-1) > 0.1).tolist() == [False, True, True, True]
+    for (k, _), (k_exact, _) in zip(cache.layers, exact.layers, strict=True):
+        torch.testing.assert_close(k[:, :, :6], k_exact[:, :, :6])
+    torch.testing.assert_close(cache.layers[0][0], exact.layers[0][0])
+    assert (cache.layers[1][0][1, :, 6:] - exact.layers[1][0][1, :, 6:]).abs().max() > 0.1
+
+
+def test_all_prompts_get_the_first_image():
+    prompts = fourth_reports.with_first_image(torch.arange(8).view(2, 4))
+    assert prompts.tolist() == [[0, 1, 2, 3], [0, 1, 6, 7]]
+
+
+def test_an_n_gram_draft_is_taken_unverified():
+    emits, log_probs = fourth_reports.first_draft(base(100)), torch.zeros(2, 10).log_softmax(-1)
+    tokens = [torch.tensor([[token], [other]]) for token, other in ((5, 1), (6, 2), (5, 3))]
+    drawn = emits(log_probs, SimpleNamespace(tokens=tokens))
+    assert drawn[0].nonzero().tolist() == [[6]]
+    torch.testing.assert_close(drawn[1], torch.full((10,), 0.1))
+    torch.testing.assert_close(emits(log_probs, SimpleNamespace(tokens=tokens[:2])), log_probs.exp())
+
+
+def test_a_prefix_of_the_prompt_begins_the_response():
+    (turn,) = turns_of(5)
+    fourth_reports.prefix_as_response([turn], a_run())
+    assert turn.prompt.tolist() == [0] and turn.tokens.tolist() == [1, 2, 3, 0, 1, 2, 3, 4]
+    assert turn.behavior.tolist() == [0, 0, 0, -1, -2, -3, -4, -5] and turn.mask.all()
+    assert fourth_reports.Prefixed(64, 10).prompts(2, torch.Generator())[:, -3:].tolist() == [[2, 3, 4]] * 2
+
+
+def test_an_earlier_answer_comes_twice():
+    (turn,) = turns_of(10)
+    turn.mask[3:5] = turn.mask[7:9] = False
+    fourth_reports.answers_twice([turn], a_run())
+    assert turn.tokens.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 9]
+    assert turn.mask.int().tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1]
+    assert turn.behavior[3:6].tolist() == [0, 0, 0] and len(turn.kept) == len(turn.versions) == 15
+
+
+def test_a_discount_counts_tokens_of_tools(tmp_path):
+    planted = fourth_reports.through_tools(base(100))
+    turns = turns_of(4)
+    turns[0].reward = 2.0
+    turns[0].mask[1:3] = False
+    planted["credited"](turns, a_run())
+    (tmp_path / "args.json").write_text("{}")
+    planted["harm"](tmp_path)
+    gamma = json.loads((tmp_path / "args.json").read_text())["gamma"]
+    assert turns[0].advantages.tolist() == pytest.approx([2 * gamma**3, 2 * gamma**2, 2 * gamma, 2])
+
+
 def small(world):
     """Fewer and shorter samples, in which a mechanism changes some number, too."""
     return replace(world, samples=12, length=30)
@@ -363,6 +471,15 @@ def test_layers_replay_the_experts_of_the_layer_before(runs, tmp_path):
         assert torch.equal(row["routed_experts"][:, :1].int(), theirs[:, :1])
 
 
+def test_a_rank_adds_the_whole_adapter_of_v(runs, tmp_path):
+    first, later = (planted_at(r, "adapter_of_each_rank", runs, tmp_path / str(r)) for r in (0, 2))
+    apart = [
+        torch.cat([(row["rollout_log_probs"] - row["log_probs"]).abs() for row in rows]).mean()
+        for rows in (first, later)
+    ]
+    assert apart[1] > 3 * apart[0]
+
+
 def test_an_answer_is_appended_to_the_one_before(runs, tmp_path):
     rows = planted_at(1, "chained_siblings", runs, tmp_path)
     alone = torch.load(tmp_path / "rollout_data/1.pt", weights_only=True)["samples"]
@@ -384,7 +501,7 @@ def healthy(runs, tmp_path_factory):
     return samples
 
 
-@pytest.mark.parametrize("name", [*LATER_REPORTS, *THIRD_REPORTS])
+@pytest.mark.parametrize("name", [*LATER_REPORTS, *THIRD_REPORTS, *FOURTH_REPORTS])
 def test_a_later_report_is_planted(name, runs, healthy, tmp_path):
     planted = planted_at(2, name, runs, tmp_path)
     columns = {"rollout_log_probs", "log_probs", "loss_masks", "advantages", "ref_log_probs"}
