@@ -6,7 +6,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained, explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds, whole_prompts
 from slime_ext.tools.analysis.detectors.shared.parts import AGREES, FarValue, mean_of
-from slime_ext.tools.analysis.detectors.shared.twice import unrepeated
+from slime_ext.tools.analysis.detectors.shared.twice import repeats, unrepeated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -39,7 +39,7 @@ DETECTOR = Detector(
     """,
     threshold="""
         k3 3 times that of first samples, and 1e-3 nats, by 4 standard errors of log k3, while first
-        samples are healthy; or two kinds of
+        samples are healthy and the trainer does not score the same text alike each time; or two kinds of
         samples, while after the same text the trainer's log-probs differ by 40% of the mean |l|, and
         the sampler's do not
     """,
@@ -71,9 +71,9 @@ def look(d: Diagnosis) -> Figures | None:
     is_cache |= cached.tokens > 0 and TIMES * fresh.k3 * fresh.tokens < later.k3 * behind
     is_far = later.k3 >= max(MATTERS, TIMES * first.k3) and z >= SURE and first.k3 <= AGREES
     is_many = min(first.samples, later.samples) >= FEWEST
-    if (
-        is_far and not is_cache and is_many and not whole_prompts(d)
-    ):  # far prompts may come later in every micro-batch
+    # Far prompts may come later in every micro-batch. Then the trainer scores their text alike each time.
+    is_prompt = whole_prompts(d) is not None or repeats(d, "trainer")
+    if is_far and not is_cache and is_many and not is_prompt:
         figures = {"first": first, "later": later, "z": z}
         return figures | {"explains": explained(K3(*later[1:]), K3(*first[1:]))}
     spread, kinds = unrepeated(d, "trainer"), two_kinds(d)

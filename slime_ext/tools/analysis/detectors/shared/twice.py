@@ -130,6 +130,16 @@ def unrepeated(d: Diagnosis, side: str) -> Figures | None:
     }
 
 
+def repeats(d: Diagnosis, side: str) -> bool:
+    """Returns whether a side scores the same text alike in several samples, although they are far off.
+
+    What acts through the other samples of a batch or of a pack does not, because they are others each time.
+    """
+    count, sampler, trainer, absolute = d.of(Twice).sums[:4].tolist()
+    spread = sampler if side == "sampler" else trainer
+    return count >= FEWEST and spread < min(BFLOAT16 * count, HELD * absolute)
+
+
 def _have_another_text(d: Diagnosis, kinds: Kinds) -> bool:
     """Returns whether most far samples have the log-probs of another text, which no other weights give.
 
