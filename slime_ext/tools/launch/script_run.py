@@ -189,13 +189,19 @@ def _notes(around: Surroundings, first: Run, guess: Guess, launches: Sequence[St
             place = around.place(end[0].path, end[1]) if end else around.named(around.path)
             here = f"{place}: the script can end here{around.how_it_ends(first)}"
         yield f"{here}, before a launch; {note}"
-    if launches[1:]:
-        last, other = (
-            around.place(each.line.file, each.line.number) if each.line else "" for each in launches[:-3:-1]
-        )
-        yield f"{last}: this launch is read; the script starts another launch at {other}"
+    read = launches[-1]
+    if other := next((each for each in reversed(launches) if not each.is_same(read)), None):
+        last, place = _place_of(read, around), _place_of(other, around)
+        if place == last:
+            yield f"{place}: the script starts several launches here; the last one is read"
+        else:
+            yield f"{last}: this launch is read; the script starts another launch at {place}"
     for name, (place, how) in around.needs.items():
         yield f"{place}: nothing here sets ${name}, and without it the script ends{how}"
+
+
+def _place_of(start: Started, around: Surroundings) -> str:
+    return around.place_of(start.line) if start.line else around.named(around.path)
 
 
 def _compared(sandbox: Sandbox, reference: Guess, runs: list[Run]) -> tuple[dict[str, str], str, bool]:

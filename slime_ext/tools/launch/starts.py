@@ -50,16 +50,35 @@ class Started:
         environment = {name: narrowed(text) for name, text in self.environment.items()}
         return replace(self, words=tuple(map(narrowed, self.words)), environment=environment)
 
+    def is_same(self, other: Started) -> bool:
+        """Whether another launch differs at most in its place in the script."""
+        return replace(self, line=other.line) == other
+
 
 def started(run: Run) -> list[Started]:
     """Returns the launches of a run in their order."""
     calls = [(call, at) for call in run.calls if (at := program_of(call.words)) is not None]
     lines = [line for line in run.lines if LAUNCH.match(line.text)] if len(calls) > 1 else []
-    places = lines if len(lines) == len(calls) else [None] * len(calls)
+    places = _places([call.words for call, _ in calls], lines)
     return [
         Started(call.words[at], call.words[at + 1 :], _environment(call), call.folder, line, call.files)
         for (call, at), line in zip(calls, places, strict=True)
     ]
+
+
+def _places(commands: Sequence[tuple[str, ...]], lines: Sequence[Line]) -> list[Line | None]:
+    """Returns the line of each command, which can begin with other words: nohup python3 train.py.
+
+    Commands and lines come in the same order. A text for another shell is traced before the other lines.
+    """
+    places: list[Line | None] = []
+    begin = 0
+    for words in commands:
+        ends = (i for i in range(begin, len(lines)) if lines[i].words[-len(words) :] == [*words])
+        place = next(ends, None)
+        places.append(None if place is None else lines[place])
+        begin = begin if place is None else place + 1
+    return places
 
 
 def _environment(call: Call) -> dict[str, str]:

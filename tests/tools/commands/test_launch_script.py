@@ -176,6 +176,32 @@ def test_a_test_of_a_variable_that_nothing_sets_is_read_as_if_it_succeeded(scrip
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("python3 train.py\npython3 train.py --a", "run.sh:2: {} another launch at run.sh:1"),
+        ("nohup python3 train.py &\nX=1 python3 train.py --a", "run.sh:2: {} another launch at run.sh:1"),
+        (
+            "python3 train.py\npython3 train.py --a\npython3 train.py --a",
+            "run.sh:3: {} another launch at run.sh:1",
+        ),
+        (
+            "python3 train.py && python3 train.py --a",
+            "run.sh:1: {} several launches here; the last one is read",
+        ),
+        (
+            "ssh h 'python3 train.py'\nssh h 'python3 train.py --a'",
+            "run.sh: {} several launches here; the last one is read",
+        ),
+        ("for i in 1 2; do python3 train.py --a; done", ""),
+    ],
+)
+def test_a_script_with_several_launches_says_which_is_read(script, text, note):
+    launch = read(script(text))
+    starts = "this launch is read; the script starts" if "another" in note else "the script starts"
+    assert launch.flag("--a") and launch.notes == ((note.format(starts),) if note else ())
+
+
 WAITS = """set -e
 wait_for_workers() {
   while true; do
