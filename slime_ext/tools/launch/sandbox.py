@@ -109,7 +109,7 @@ class Sandbox:
         around = self.around
         files, environment = self._files(guess), around.environment()
         commands = len(around.names), len(around.configs), len(around.tests)
-        key = guess.is_wide, *commands, *files.items(), "", *environment.items()
+        key = guess.is_wide, guess.breaks, *commands, *files.items(), "", *environment.items()
         alike = self._runs.setdefault(key, [])
         for other, run in alike:
             if _answers(run, other) == _answers(run, guess):
@@ -206,7 +206,10 @@ class Sandbox:
             inner = shlex.join(["bash", *file]), []
         if inner:
             return self._of_shell(run, guess, words, *inner, folder, context)
-        return BuiltinResult() if program_of(words) is not None else self._unknown(run, guess, words, context)
+        if program_of(words) is None:
+            return self._unknown(run, guess, words, context)
+        launches = sum(program_of(call.words) is not None for call in run.calls)
+        return BuiltinResult(exit_code=int(guess.breaks and launches <= PATIENCE))
 
     def _unknown(
         self, run: Run, guess: Guess, words: Sequence[str], context: BuiltinContext

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -164,6 +165,7 @@ def followed(request: Request) -> ScriptRun:
             break
     run = sandbox.run(guess)
     start = (started(run) or launches)[-1]
+    notes = (*notes, *_after_failure(sandbox, guess, run))
 
     # The commands that may change the file of --custom-config-path.
     changes: list[str] = []
@@ -202,6 +204,26 @@ def _notes(around: Surroundings, first: Run, guess: Guess, launches: Sequence[St
 
 def _place_of(start: Started, around: Surroundings) -> str:
     return around.place_of(start.line) if start.line else around.named(around.path)
+
+
+def _after_failure(sandbox: Sandbox, guess: Guess, run: Run) -> Iterator[str]:
+    """Yields a note for each place of a launch that the script starts only if another launch fails.
+
+    Args:
+        guess, run: the run that is read.
+    """
+    guess = guess._replace(breaks=True)
+    if {*sandbox.once(guess).lines} <= {*run.lines}:
+        return
+    around = deepcopy(sandbox.around)  # what this run shows says nothing about the launch that is read
+    try:
+        launches = started(Sandbox(around, sandbox.arguments).run(guess))
+    except ConfigError as error:
+        yield f"{error}; the script reads this only if a launch fails"
+        return
+    others = [each for each in launches if not any(map(each.is_same, started(run)))]
+    for place in dict.fromkeys(_place_of(each, around) for each in others):
+        yield f"{place}: the script starts another launch here if one fails; it is not read"
 
 
 def _compared(sandbox: Sandbox, reference: Guess, runs: list[Run]) -> tuple[dict[str, str], str, bool]:

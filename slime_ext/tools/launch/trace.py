@@ -80,6 +80,7 @@ class Guess(NamedTuple):
         outcome: the outcome of that question.
         is_wide: whether tokens are longer than usual. A word that then differs was cut out of tokens.
         words: how many words commands with an unknown answer, unknown files and those who type give.
+        breaks: whether launches fail instead of succeeding.
     """
 
     fails: bool = False
@@ -88,6 +89,7 @@ class Guess(NamedTuple):
     outcome: int = 0
     is_wide: bool = False
     words: int = 1
+    breaks: bool = False
 
     def outcome_of(self, key: str, question: Question) -> int | None:
         """Returns the position of a question's outcome; None if the script's text stays."""

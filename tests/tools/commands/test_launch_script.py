@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,21 @@ def test_a_script_with_several_launches_says_which_is_read(script, text, note):
     launch = read(script(text))
     starts = "this launch is read; the script starts" if "another" in note else "the script starts"
     assert launch.flag("--a") and launch.notes == ((note.format(starts),) if note else ())
+
+
+@pytest.mark.parametrize(
+    ("end", "note"),
+    [
+        ("", "run.sh:3: the script starts another launch here if one fails; it is not read"),
+        ("\r", "other.sh:1: expected lines .*; the script reads this only if a launch fails"),
+    ],
+)
+def test_what_only_a_failure_shows_says_nothing_about_the_launch_that_is_read(script, tmp_path, end, note):
+    (tmp_path / "other.sh").write_text(f"A=(--b){end}\n")
+    launch = read(script("python3 train.py --a 1 || {\nsource other.sh\npython3 train.py ${A[@]}\n}"))
+    assert launch.value("--a") == "1" and not launch.unknown and "--b" not in launch.text
+    (said,) = launch.notes
+    assert re.fullmatch(note, said)
 
 
 WAITS = """set -e

@@ -99,6 +99,46 @@ def test_nearly_everything_of_them_is_known(home, tmp_path):
     assert not unknown
 
 
+# Each launch says its line. ⏎ ends a line.
+AFTER_FAILURES = r"""
+    python3 train.py --at 1 || ⏎ python3 train.py --at 2
+    python3 train.py --at 1 && ⏎ python3 train.py --at 2
+    python3 train.py --at 1 ⏎ python3 train.py --at 2
+    if python3 train.py --at 1; then ⏎ python3 train.py --at 2 ⏎ else ⏎ python3 train.py --at 4 ⏎ fi
+    if ! python3 train.py --at 1; then ⏎ python3 train.py --at 2 ⏎ fi
+    python3 train.py --at 1 ⏎ [ $? -eq 0 ] || ⏎ python3 train.py --at 3
+    set -e ⏎ python3 train.py --at 2 || { ⏎ pip install x; sleep 5 ⏎ python3 train.py --at 4 ⏎ }
+    set -e ⏎ python3 train.py --at 2 ⏎ python3 train.py --at 3
+    python3 train.py --at 1 || exit 1 ⏎ python3 train.py --at 2
+    python3 train.py --at 1 || true ⏎ python3 train.py --at 2
+    python3 train.py --at 1 || ⏎ python3 train.py --at 2 || ⏎ python3 train.py --at 3
+    ! python3 train.py --at 1 && ⏎ python3 train.py --at 2
+    until python3 train.py --at 1; do ⏎ python3 train.py --at 2; sleep 5 ⏎ done
+    while ! python3 train.py --at 1; do sleep 5; done ⏎ python3 train.py --at 2
+    N=0 ⏎ until python3 train.py --at 2; do N=$((N+1)); done ⏎ [ $N -eq 0 ] || ⏎ python3 train.py --at 4
+    for i in 1e-6 2e-6; do ⏎ python3 train.py --at 2 --lr $i && break ⏎ done
+    run() { ⏎ python3 train.py --at 2 ⏎ } ⏎ run || ⏎ python3 train.py --at 5
+    ray job submit -- python3 train.py --at 1 || ⏎ ray job submit -- nohup python3 train.py --at 2
+    python3 train.py --at 1 | tee log || ⏎ python3 train.py --at 2
+    set -o pipefail ⏎ python3 train.py --at 2 | tee log || ⏎ python3 train.py --at 3
+    python3 train.py --at 1 || ⏎ python3 train.py --at 1
+    bash -c 'python3 train.py --at 1' || ⏎ python3 train.py --at 2
+    nohup python3 train.py --at 1 || ⏎ nohup python3 train.py --at 2 ⏎ nohup python3 train.py --at 3
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("line", AFTER_FAILURES)
+def test_a_launch_that_bash_starts_only_after_a_failure_is_named_and_not_read(line, home, tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(line.strip().replace(" ⏎ ", "\n"))
+    usual, failed = (bash.launches(script, (), home, failures=n) for n in (0, 9))
+    script_run = followed(request_of(str(script), environment=home))
+    assert list(script_run.started.words) == usual[-1] and not script_run.unknown
+    others = dict.fromkeys(words[1] for words in failed if words not in usual)
+    says = "the script starts another launch here if one fails; it is not read"
+    assert [note for note in script_run.notes if says in note] == [f"run.sh:{at}: {says}" for at in others]
+
+
 @pytest.mark.skipif(not HOSTS.is_dir(), reason="HOSTS names no folder of hosts")
 @pytest.mark.slow
 def test_every_script_of_the_hosts_is_read_as_bash_reads_it(home, monkeypatch):

@@ -184,8 +184,8 @@ def test_flags_that_rules_read_can_be_among_unknown_words_but_not_among_a_models
 @pytest.mark.parametrize(
     ("text", "most"),
     [
-        ("python3 train.py --a 1", 2),  # as usual, and with longer tokens
-        ("X=$(gpus)\npython3 train.py --a $X", 5),  # and if gpus fails, prints nothing, or prints three words
+        ("python3 train.py --a 1", 3),  # as usual, with longer tokens, and with a launch that fails
+        ("X=$(gpus)\npython3 train.py --a $X", 6),  # and if gpus fails, prints nothing, or prints three words
         ("mkdir -p /data && cp a /data || A=(--full)\nread -r X\npython3 train.py ${A[@]} --x $X", 8),
     ],
 )
