@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from slime_ext.tools.analysis.detectors.shared.ages import pushes_arrive
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.began import began_by_distance, dated
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold
@@ -73,7 +74,7 @@ def look(d: Diagnosis) -> Figures | None:
     grown, way = _from_the_first_push(rollouts), ways(rollouts)
     if way:
         grown = _left_behind(rollouts, way)
-    if grown is None or rather_than_rollouts(d):
+    if grown is None or rather_than_rollouts(d) or pushes_arrive(d):
         return None
     figures = {**grown.figures(), "way": way, "first": rollouts[0].version, "last": rollouts[-1].version}
     figures |= {"dated": dated(d, began_by_distance(rollouts))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean, median
 
-from slime_ext.tools.analysis.detectors.shared.ages import fresh_and_stale
+from slime_ext.tools.analysis.detectors.shared.ages import fresh_and_stale, pushes_arrive
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.began import began_by_distance, dated
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Detector, Figures
@@ -68,7 +68,7 @@ def look(d: Diagnosis) -> Figures | None:
     since, stale = {s.rollout_id for s in grown.since}, fresh_and_stale(d.versions)[1]
     if 2 * sum(v.count for v in stale if v.rollout_id in since) > sum(s.tokens for s in grown.since):
         return None
-    if median(s.top_share for s in grown.since) >= FEW or rather_than_rollouts(d):
+    if median(s.top_share for s in grown.since) >= FEW or rather_than_rollouts(d) or pushes_arrive(d):
         return None
     longer = fmean(s.length for s in grown.since) / max(rollouts[0].length, 1.0)
     began = began_by_distance(rollouts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slime_ext.tools.analysis.detectors.shared.ages import pushes_arrive
 from slime_ext.tools.analysis.detectors.shared.along import rather_than_rollouts
 from slime_ext.tools.analysis.detectors.shared.began import began_by_distance
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Margin, need
@@ -67,7 +68,7 @@ def look(d: Diagnosis) -> Figures | None:
     grown, way = growth(rollouts) if advances(rollouts) else None, ways(rollouts)
     if grown is None or way is None or way[0] >= ARRIVES * way[1] or rather_than_rollouts(d):
         return None
-    if side_by_side(d) or _arrived_once(rollouts):
+    if side_by_side(d) or _arrived_once(rollouts) or pushes_arrive(d):
         return None
     pushed, moved = way
     figures = {**grown.figures(), "way": way}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.records import DumpedRollout
-from tests.tools.analysis.detectors.toys import Policy, findings, sampled
+from tests.tools.analysis.detectors.toys import Policy, edited, findings, sampled
 
 Held = Callable[[list[Tensor]], Tensor]  # the trainer's tables so far -> the engine's
 
@@ -56,3 +56,16 @@ def test_a_push_that_arrives_in_other_samples_or_once_lacks_no_part(held, is_far
     """Old weights of every second sample, and pushes of which all but the first lack a part."""
     found = findings(pushed(held, is_far))
     assert found and "partial_push" not in found
+
+
+@pytest.mark.parametrize("fields", [{}, {"reference": None}])
+@pytest.mark.parametrize("is_older", [lambda ids: ids % 3 == 0, lambda ids: ids % 8 > 0])
+@pytest.mark.parametrize("held", [lambda tables: tables[0], without_rows, lambda tables: tables[:4][-1]])
+def test_pushes_arrive_if_the_newest_weights_agree_beside_older_ones(held, is_older, fields):
+    """Some samples have the version before, and are further off in each rollout."""
+
+    def labelled(rollout):
+        versions = torch.where(is_older(rollout.segments.ids), rollout.rollout_id, rollout.versions)
+        return {"versions": versions.clamp(min=1)} | fields
+
+    assert set(findings(edited(pushed(held, is_older), labelled))) == {"stale_weights"}

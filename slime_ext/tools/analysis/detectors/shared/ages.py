@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from slime_ext.tools.analysis.detectors.shared.detector import Untold
+from slime_ext.tools.analysis.detectors.shared.explained import AGREES
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums, since_seen
 
@@ -52,7 +53,21 @@ def older_are_far(d: Diagnosis) -> Apart | None:
 
     None if they are not, beyond sampling noise, or if one kind is missing.
     """
-    fresh_sums, stale_sums = fresh_and_stale(d.versions)
+    return _apart(*fresh_and_stale(d.versions))
+
+
+def pushes_arrive(d: Diagnosis) -> bool:
+    """Returns whether the newest weights agree in rollouts in which older weights are far off.
+
+    Weights that never arrive leave the newest version as far off as the others.
+    """
+    fresh, stale = fresh_and_stale(d.versions)
+    with_stale = {v.rollout_id for v in stale}
+    apart = _apart([v for v in fresh if v.rollout_id in with_stale], stale)
+    return apart is not None and apart.fresh.k3 <= AGREES
+
+
+def _apart(fresh_sums: list[VersionSums], stale_sums: list[VersionSums]) -> Apart | None:
     fresh, stale = VersionMeans.of(fresh_sums), VersionMeans.of(stale_sums)
     if min(fresh.count, stale.count) < FEWEST or stale.k3 < max(MATTERS, TIMES * fresh.k3):
         return None
