@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slime_ext.tools.analysis.detectors.shared.along import agrees_at_places
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.twice import NAMED, unsteady
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -40,4 +41,4 @@ DETECTOR = Detector(
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that the sampler's log-probs of the same text differ between samples."""
-    return unsteady(d, "sampler")
+    return None if agrees_at_places(d) else unsteady(d, "sampler")

@@ -144,6 +144,20 @@ def test_an_engine_that_misses_pushes_is_no_stale_prefix_though_all_its_prompts_
     assert set(found) == {"engines_apart"}
 
 
+@pytest.mark.parametrize("begin", [4, 12, 30])
+def test_samples_that_are_far_off_at_some_positions_have_no_engine_of_their_own(begin):
+    """Other weights act on the first token and on the last."""
+    plain, rollouts = misses_pushes(45, 0.0), misses_pushes(45, 0.6)
+
+    def at_some(r):
+        is_there = (r.segments.within >= begin) & (r.segments.within < begin + 14)
+        return {"behavior": torch.where(is_there, r.behavior, plain[r.rollout_id].behavior)}
+
+    assert set(findings(rollouts)) == {"engines_apart"}
+    found = findings(edited(rollouts, at_some))
+    assert found and "engines_apart" not in found
+
+
 def test_samples_that_agree_beside_far_ones_have_no_old_weights_and_no_old_prefix():
     """Their texts tell nothing, but old weights act on all samples of a rollout, and an old prefix on all
     answers after it."""

@@ -21,6 +21,7 @@ from slime_ext.tools.analysis.tables import zeros
 TIMES, EQUALLY_CERTAIN = 2.5, 1.7  # late over early; the same ratio among equally certain tokens
 SURE = 3.0  # standard errors
 MORE, LEAST = 2.0, 0.02  # times what rollouts explain; share of the variance of |l|
+AGREES, MANY = 0.1, 0.25  # l^2 over that of equally certain tokens; share of the l^2 that these would have
 
 
 class Positions(Measure):
@@ -105,6 +106,16 @@ def rather_than_rollouts(d: Diagnosis) -> bool:
         for n, total in ((count, absolute), rollouts.unbind(1))
     )
     return places > MORE * ids and places > LEAST * (float(squared.sum()) - whole)
+
+
+def agrees_at_places(d: Diagnosis) -> bool:
+    """Returns whether tokens agree at many positions of the responses, and are far off at others.
+
+    Other weights act on every token, and equally certain ones are about as far off at each position.
+    """
+    count, _, squared, _ = d.of(Positions).table.unbind(2)
+    usual = (count * (squared.sum(0) / count.sum(0).clamp_min(1))).sum(1)
+    return float(usual[squared.sum(1) <= AGREES * usual].sum()) >= MANY * float(usual.sum())
 
 
 def _over_equally_certain(d: Diagnosis, parts: Iterable[Tensor]) -> Iterator[float]:
