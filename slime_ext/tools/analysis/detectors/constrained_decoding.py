@@ -12,6 +12,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.filled import Beside, Filled, filled
 from slime_ext.tools.analysis.detectors.shared.identities import one_sided_rollouts
+from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -177,9 +178,11 @@ def _one_sided(d: Diagnosis) -> Figures | None:
     of them are likelier for p. A grammar renormalises q over few tokens, and none of these is likelier for p.
     """
     far, ratio = d.of(OneSided), d.means.ratio_minus_one
-    if far.below < MANY or far.sum_below > DEEP * far.below or far.above > ABOVE * far.below:
+    if far.below < MANY or far.above > ABOVE * far.below or chunk_edges(d):
         return None
-    if chunk_edges(d):
+    # A masked end token moves others less than a grammar does, but like top-p it acts on every sample.
+    is_deep = far.sum_below <= DEEP * far.below
+    if not is_deep and two_kinds(d) is None:
         return None
     if ratio.z > -SURE or not _is_in_every_rollout(d):
         return None
@@ -198,7 +201,9 @@ def _one_sided(d: Diagnosis) -> Figures | None:
         "error": ratio.error,
         "explains": explained_by_tokens(d, surer[0], surer[4]),
     }
-    return figures if rest < AGREES else figures | {"or_else": ("truncated_sampling",), "untold": (ALLOWED,)}
+    if is_deep and rest < AGREES:
+        return figures
+    return figures | {"or_else": ("truncated_sampling",), "untold": (ALLOWED,)}
 
 
 def _is_in_every_rollout(d: Diagnosis) -> bool:

@@ -236,6 +236,21 @@ def test_a_grammar_that_forces_no_token_is_known_by_the_mean_ratio():
         assert set(findings(edited(run(4), restricted(depth, first)))) == {"constrained_decoding"}
 
 
+@pytest.mark.parametrize("share", [3, 1])
+def test_a_wide_grammar_of_some_requests_may_also_be_top_p_of_these(share):
+    """Another request's grammar restricts every third sample; a masked end token would act on each."""
+
+    def of_some(r):
+        behavior = r.proximal + 0.005 * (r.proximal.exp() - 1)
+        is_there = (r.segments.within >= 5) & (r.segments.within < 15) & (r.segments.ids % share == 0)
+        return {"behavior": torch.where(is_there, (r.proximal + 1.2).clamp(max=-1e-3), behavior)}
+
+    found = findings(edited(run(4, noise=0.0), of_some))
+    assert ("constrained_decoding" in found) == (share == 3)
+    if share == 3:
+        assert found["constrained_decoding"].or_else == ("truncated_sampling",) and len(found) == 1
+
+
 @pytest.mark.parametrize("begins", [0, 3])
 def test_a_grammar_that_the_policy_learns_fades_and_acts_from_the_first_rollout_on(begins):
     """Later rollouts have less and less mass outside the grammar; one that begins later is no grammar."""
