@@ -94,6 +94,15 @@ def _left_behind(rollouts: Sequence[RolloutSummary], way: tuple[float, float]) -
     before, late = rollouts[0].absolute, fmean(s.absolute for s in rollouts[-len(rollouts) // 3 :])
     pushed, moved = way
     is_still = pushed <= max(SAME * moved, NO_MOVE * before) and moved >= LEFT * pushed
+    is_still = is_still and not _moves(rollouts[0], pushed)
     if not is_still or not advances(rollouts) or late < max(LEFT * before, MATTERS):
         return None
     return Growth(before, late, rollouts[1:], rollouts[:1])
+
+
+def _moves(first: RolloutSummary, pushed: float) -> bool:
+    """Returns whether the sampler is further from the first policy than in rollout 0, when it had it.
+
+    Noise alone keeps it as far off, because neither policy changes.
+    """
+    return first.rollout_id == 0 and pushed > NO_MOVE * max(first.absolute, first.pushed or 0.0)

@@ -69,3 +69,10 @@ def test_pushes_arrive_if_the_newest_weights_agree_beside_older_ones(held, is_ol
         return {"versions": versions.clamp(min=1)} | fields
 
     assert set(findings(edited(pushed(held, is_older), labelled))) == {"stale_weights"}
+
+
+@pytest.mark.parametrize(("share", "name"), [(0.0, "frozen_sampler"), (0.3, "partial_push")])
+def test_a_sampler_that_leaves_the_first_policy_gets_a_part_of_the_weights(share, name):
+    """An engine without the adapter's alpha has a part of what the adapter adds."""
+    (finding,) = findings(pushed(lambda tables: tables[0].lerp(tables[-1], share))).values()
+    assert finding.name == name
