@@ -53,7 +53,9 @@ DETECTOR = Detector(
         {{ above | share(count) }} are likelier. The mean ratio is {{ "%.4f" | format(ratio) }} ± {{
         "%.1g" | format(error) }} instead of 1. {% if factor %}After the same text, the trainer's
         differences of log-probs are {{ "%.3g" | format(factor) }} times the sampler's, but top-p and top-k
-        leave them as they are. {%- else %}It is the probability mass that {% if is_even %}was sampled
+        leave them as they are. {%- elif sure is not none %}The mean log-ratio is {{ sure |
+        nats }} where the sampler is sure of a token, which a kept set leaves nearly as likely. {%- else %}It
+        is the probability mass that {% if is_even %}was sampled
         from{% else %}the trainer leaves to the sampler's tokens, more where it is sure{% endif %}. {%- endif
         %}{% if is_more %} That alone would make a mean log-ratio of {{ expected | nats }}, but
         it is {{ mean | nats }}: the mass varies, or the temperatures differ, too. Compare them as
@@ -88,6 +90,7 @@ ABOVE, CERTAIN = 0.1, 3.0
 # Mean l over log m. Beyond ALONE, something else is wrong, too, such as the temperature. Beyond WHOLLY,
 # ratios are so spread that their mean is below 1 only because large ones are rare.
 ALONE, WHOLLY = 1.1, 2.0
+SURE_BINS, TOKENS = 6, 50  # bins of -log behavior up to 0.01 nats; least tokens in them
 KEPT = Untold(
     "which tokens sampling kept",
     "record the kept sets, or sample a rollout with --rollout-top-p 1 --rollout-top-k -1",
@@ -125,7 +128,8 @@ def look(d: Diagnosis) -> Figures | None:
     names, factor = {}, same_text_factor(d)
     if is_more and is_scaled(d):
         names["temperature"] = KEPT
-    if factor:
+    sure = None if factor else _below_where_sure(d)
+    if factor or sure is not None:
         names["scaled_log_probs"] = SUMMED
     others: Figures = {"or_else": tuple(names), "untold": tuple(names.values())} if names else {}
     if not (is_even or is_one_sided):  # few tokens have less mass, so a list may have left out their rivals
@@ -141,7 +145,19 @@ def look(d: Diagnosis) -> Figures | None:
         "is_even": is_even,
         "mean": mean,
         "factor": factor,
+        "sure": sure,
         "is_proven": True,  # no policy brings the mean ratio below 1
         "explains": explained_by_masses(d, d.of(BySurprise).sums[:, VALUES]),
         "expected": expected,
     }
+
+
+def _below_where_sure(d: Diagnosis) -> float | None:
+    """Returns mean l of tokens of which the sampler is sure, if it is at least as far below 0 as elsewhere.
+
+    A kept set has the most mass where one token has nearly all of it. Labels that are smoothed over the
+    vocabulary take the most there, because all other tokens are least likely.
+    """
+    count, log_ratio = d.of(BySurprise).sums[:SURE_BINS, :2].sum(0).tolist()
+    is_enough = count >= TOKENS and log_ratio <= count * (d.sums.mean_log_ratio or 0.0)
+    return log_ratio / count if is_enough else None

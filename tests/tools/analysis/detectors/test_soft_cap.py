@@ -141,6 +141,23 @@ def test_smoothed_labels_scale_what_renormalising_leaves_alone():
     assert finding.name == "truncated_sampling" and "scaled_log_probs" in finding.or_else
     assert "0.9 times the sampler's" in finding.evidence
 
-    kept = policy.table.masked_fill(policy.table < policy.table.topk(12).values[:, -1:], -torch.inf)
-    (finding,) = findings(run(6, policy=policy, sampler=kept, samples=128)).values()
+    (finding,) = findings(run(6, policy=policy, sampler=of_likeliest(policy, 12), samples=128)).values()
     assert finding.name == "truncated_sampling" and not finding.or_else
+
+
+def of_likeliest(policy, count):
+    """A sampler's table with top-k."""
+    return policy.table.masked_fill(policy.table < policy.table.topk(count).values[:, -1:], -torch.inf)
+
+
+@pytest.mark.parametrize(("weight", "count"), [(0.01, 2), (0.02, 3), (0.04, 4)])
+def test_smoothed_labels_take_the_most_where_the_sampler_is_sure_and_top_k_takes_the_least(weight, count):
+    """No text comes twice here, so nothing tells by what differences are scaled."""
+    policy = Policy(moves=0.0)
+    policy.table = 3 * policy.table
+    (finding,) = findings(smoothed(run(6, policy=policy, groups=None), policy, weight)).values()
+    assert finding.name == "truncated_sampling" and finding.or_else == ("scaled_log_probs",)
+    assert "where the sampler is sure" in finding.evidence
+
+    found = findings(run(6, policy=policy, sampler=of_likeliest(policy, count), groups=None))
+    assert set(found) == {"truncated_sampling"} and not found["truncated_sampling"].or_else
