@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+from collections import defaultdict
 
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.began import Began, began, dated
@@ -11,7 +11,6 @@ from slime_ext.tools.analysis.detectors.shared.explained import K3, explained
 from slime_ext.tools.analysis.detectors.shared.kinds import whole_prompts
 from slime_ext.tools.analysis.detectors.shared.parts import FarValue, far_value, mean_of
 from slime_ext.tools.analysis.measures.by_sample import HEAD, LATER, SHAPES
-from slime_ext.tools.analysis.measures.curves import octaves
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -126,13 +125,22 @@ def look(d: Diagnosis) -> Figures | None:
 def _begin_near(d: Diagnosis, far: FarValue) -> bool:
     """Returns whether the first tokens of far samples agree, even if all |l| there is theirs.
 
-    Responses that were cut at the limit are the longest, so what acts from a place on acts on them alone.
+    Responses that were cut at the limit are the longest, so what acts from a place on acts on them alone. Of
+    the longest, as many are counted as were cut, or all if those that were cut are shorter.
     """
     parts = [p for p in d.samples.parts if (p.label, p.value) == (far.label, far.value)]
-    tokens, absolute = sum(p.tokens for p in parts), sum(p.absolute for p in parts)
-    bins = int(octaves(torch.tensor([HEAD - 1])))
-    most = float(d.curves.position.absolute[:bins].sum()) / (HEAD * sum(p.samples for p in parts))
-    return most < BEGINS * absolute / max(tokens, 1)
+    samples, tokens = sum(p.samples for p in parts), sum(p.tokens for p in parts)
+    heads = defaultdict(list)  # of HEAD tokens each, by the length of the shortest response
+    for part in d.samples.parts:
+        if part.label == "response length":
+            heads[int(part.value.split()[0])].append(part)
+    count, absolute = 0, 0.0
+    for shortest, those in sorted(heads.items(), reverse=True):
+        count += sum(p.samples for p in those)
+        absolute += sum(p.absolute for p in those)
+        if count >= samples and tokens >= samples * shortest:
+            break
+    return absolute / (HEAD * samples) < BEGINS * sum(p.absolute for p in parts) / max(tokens, 1)
 
 
 def _began(d: Diagnosis, far: FarValue) -> Began | None:

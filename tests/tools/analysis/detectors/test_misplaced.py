@@ -285,3 +285,14 @@ def test_cut_responses_are_a_part_only_if_they_begin_far_off(begins, is_named):
     rollouts = of_lengths(run(), lambda i: LENGTH if i % 4 == 0 else 24, LENGTH)
     far = far_off(rollouts, lambda within, from_end: (within >= begins) & (within + from_end == LENGTH - 1))
     assert ("part_of_run" in findings(far)) == is_named
+
+
+@pytest.mark.parametrize("short", [12, 24])
+def test_many_short_responses_do_not_hide_that_cut_ones_begin_near(short):
+    """Every eighth response was cut, and the others end before the place from which on tokens are far off."""
+    rollouts = of_lengths(run(6, noise=0.02), lambda i: LENGTH if i % 8 == 0 else short - i % 4, LENGTH)
+    assert "part_of_run" not in findings(far_off(rollouts, lambda within, from_end: within >= 24))
+    (finding,) = findings(
+        far_off(rollouts, lambda within, from_end: within + from_end == LENGTH - 1)
+    ).values()
+    assert finding.name == "part_of_run" and "status truncated" in finding.title
