@@ -22,6 +22,7 @@ CASES = {  # further flags -> what is said of the one in line 27, and nothing wh
     "--eval-prompt-data aime /a amc": (
         "--eval-prompt-data: expected pairs of a name and a file, got 'aime /a amc'"
     ),
+    "--eval-prompt-data aime /a amc --eval-config eval.yaml": None,
     "--use-dynamic-batch-size": "--use-dynamic-batch-size: expected --max-tokens-per-gpu beside it, got none",
     "--use-dynamic-batch-size --max-tokens-per-gpu 9216": None,
     "--over-sampling-batch-size 16": (
@@ -45,7 +46,8 @@ def test_what_the_host_would_refuse_is_one_line(flags):
 
 def test_a_number_that_a_gap_can_set_again_is_not_compared():
     over = "--over-sampling-batch-size"
-    assert not list(refusals(replace(launch(f"{over} 16"), unknown={over: "run.sh:1: $MORE"})))
+    for name in (over, "--rollout-batch-size"):
+        assert not list(refusals(replace(launch(f"{over} 16"), unknown={name: "run.sh:1: $MORE"})))
 
 
 def test_a_launch_without_an_end_is_one_line():
@@ -71,9 +73,11 @@ MODELS = {  # changes of the configuration, flags -> what is said
     ("", "--hidden-size '$WIDTH'"): None,
     ('{"rope_parameters": {"rope_theta": 5000000}}', "--rotary-base 5000000"): None,
     ('{"num_experts": 8, "intermediate_size": 0}', "--ffn-hidden-size 9728"): None,
+    ('{"hidden_size": 4096}', "--train-backend fsdp"): None,
     ('{"text_config": {"hidden_size": 2560}, "hidden_size": 1}', ""): None,
     ("[]", ""): None,
     ("{", ""): None,
+    ("", "--ffn-hidden-size 1"): "--ffn-hidden-size 1 where its intermediate_size is 9728",
     ('{"hidden_size": 4096}', ""): "--hidden-size 2560 where its hidden_size is 4096",
     ('{"moe_intermediate_size": 768}', "--moe-ffn-hidden-size 1536"): (
         "--moe-ffn-hidden-size 1536 where its moe_intermediate_size is 768"
@@ -106,6 +110,15 @@ def test_a_checkpoint_of_another_model_is_one_line(case, tmp_path):
     )
     found = list(refusals(launch(f"--hf-checkpoint {tmp_path} {flags}")))
     assert found == ([f"{said}{line}: give the flags of that model"] if line else [])
+
+
+def test_embeddings_are_compared_only_if_the_flags_of_the_model_are_known(tmp_path):
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
+    tied = launch(f"--hf-checkpoint {tmp_path}")
+    without = replace(tied, flags=tuple(flag for flag in tied.flags if flag.name != "--num-layers"))
+    unknown = {"--untie-embeddings-and-output-weights": "run.sh:1: $MODEL"}
+    launches = tied, without, replace(tied, unknown=unknown)
+    assert [len(list(refusals(each))) for each in launches] == [1, 0, 0]
 
 
 def test_a_checkpoint_that_is_not_here_is_not_compared():
