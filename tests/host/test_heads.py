@@ -103,6 +103,19 @@ def test_the_head_reaches_the_step_by_way_of_the_rollouts_log(rollout):
     assert found[1][1].tolist() == [[-0.5, -1.5, -2.5], [-0.625, -1.5, -2.5]]
 
 
+def test_a_request_that_draws_no_sample_is_left_alone(rollout):
+    """Such as one to a reward model, before and after a sample is generated."""
+    payload = {"text": "x", "sampling_params": {"max_new_tokens": 0}}
+
+    async def asked():
+        await host.generate(arguments(), Sample(), {})
+        await rollout.post("http://reward", payload)
+        return rollout.asked
+
+    for _ in range(2):
+        assert asyncio.run(asked())[-1] == payload
+
+
 def test_a_log_function_of_the_users_own_is_called_all_the_same(rollout, monkeypatch):
     own = ModuleType("own_log")
     own.log = lambda rollout_id, args, samples, *more: "logged"
@@ -460,7 +473,7 @@ def test_a_large_support_is_checked_in_parts(keeping, monkeypatch):
 
 WRONG_SUPPORTS = {  # what is wrong with the sample -> the line that names it
     f"{P_LOG_PROBS}, sample 0, response token 1: expected probabilities that add up to at most 1 in the sampl"
-    "er's support, got more": (P_LOG_PROBS, 3, -0.4),
+    "er's support, got more: normalise them over the support": (P_LOG_PROBS, 3, -0.4),
     f"{P_LOG_PROBS}, sample 0, response token 1: expected probabilities that add up to 1 in the sampler's sup"
     "port, got less: normalise them over the support": (P_LOG_PROBS, 3, -4.0),
     f"{P_LOG_PROBS}, sample 0, response token 0: expected numbers in the sampler's support, got NaN": (
@@ -504,6 +517,27 @@ def test_a_support_that_is_no_distribution_is_refused(keeping, line):
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("names", "change"),
+    [
+        ([P_IDS], lambda ids: [float(i) for i in ids]),
+        ([P_IDS, P_LOG_PROBS], lambda values: [[x] for x in values]),
+        ([P_OFFSETS], lambda offsets: [float(i) for i in offsets]),
+        ([P_OFFSETS], lambda offsets: offsets[:1] + offsets[2:]),
+        ([P_OFFSETS], lambda offsets: [1, *offsets[1:]]),
+        ([P_LOG_PROBS], lambda log_probs: [*log_probs, -1.0]),
+        ([P_IDS, P_LOG_PROBS], lambda values: [*values, values[-1]]),
+    ],
+)
+def test_supports_whose_fields_do_not_fit_each_other_are_refused(keeping, names, change):
+    sample = drawn(keeping)
+    for name in names:
+        setattr(sample, name, change(list(getattr(sample, name))))
+    with pytest.raises(DataError) as caught:
+        rollout_heads.publish(0, [sample], K, 50, is_exact=True)
+    assert str(caught.value).startswith(f"{P_OFFSETS}, sample 0: expected 5 whole numbers that rise")
+
+
 @pytest.mark.parametrize("name", rollout_heads.SUPPORT)
 def test_a_sample_without_its_support_is_refused(keeping, name):
     sample = drawn(keeping)
@@ -532,6 +566,10 @@ def twice(samples):
     samples[1].index = samples[0].index
 
 
+def without_number(samples):
+    samples[1].index = None
+
+
 def of_another_pass(samples):
     samples[1].rollout_log_probs[1] -= 0.01
 
@@ -544,6 +582,7 @@ def without(samples):
     ("fault", "line"),
     [
         (twice, "Sample.index: expected a different one for every sample beside center, got 0 again"),
+        (without_number, "Sample.index: expected a different one for every sample beside center, got None"),
         (
             of_another_pass,
             "rollout_log_probs, sample 1, response token 1: expected the token's log-prob in the",
@@ -588,7 +627,8 @@ SPOILED = {  # what is wrong with sample 1 -> the line that names it
     f"{LOG_PROBS}, sample 1, response token 1: expected log-probs of at most 0 in the sampler's h": spoiled(
         LOG_PROBS, (1, 1), 0.7
     ),
-    f"{LOG_PROBS}, sample 1, response token 0: expected probabilities that add up to at most 1 in": replaced(
+    f"{LOG_PROBS}, sample 1, response token 0: expected probabilities that add up to at most 1 in the sampl"
+    "er's head, got more: normalise them over the whole vocabulary": replaced(
         LOG_PROBS, lambda rows: torch.tensor(OTHERS).log()
     ),
     f"{IDS}, sample 1, response token 1: expected each id once in the sampler's head, got one twice": spoiled(
@@ -645,6 +685,21 @@ def test_a_token_that_does_not_count_may_have_any_head(rollout):
     assert log_probs[1].tolist() == [-math.inf, -math.inf, -1.0]
 
 
+@pytest.mark.parametrize("recorded", [None, []])
+def test_a_sample_that_does_not_count_needs_no_log_probs(rollout, recorded):
+    sample = generated(arguments(), Sample())
+    sample.loss_mask, sample.rollout_log_probs = [0, 0], recorded
+    rollout_heads.publish(0, [sample], K, 50)
+    assert len(heads.of_step(0, Samples(indices=[0]), K)) == 1
+
+
+def test_a_sampled_token_may_lie_outside_the_head(rollout):
+    sample = generated(arguments(), Sample())
+    sample.tokens[-1], sample.rollout_log_probs[-1] = 49, -6.0
+    rollout_heads.publish(0, [sample], K, 50)
+    assert 49 not in heads.of_step(0, Samples(indices=[0]), K)[0][0][-1]
+
+
 def test_an_entry_that_is_no_log_prob_reads_as_absent(rollout):
     """-9999 is what some servers write for minus infinity."""
     sample = generated(arguments(), Sample())
@@ -673,6 +728,9 @@ def test_how_many_ids_there_are_is_what_flags_or_the_checkpoint_say(tmp_path, ca
     assert of(SimpleNamespace(padded_vocab_size=64, vocab_size=60, **path)) == 64
     assert of(SimpleNamespace(padded_vocab_size=None, vocab_size=60, **path)) == 60
     assert of(SimpleNamespace(vocab_size=None, **path)) == 70 and not caplog.records
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/config.json").write_text('{"vocab_size": 80}')
+    assert of(SimpleNamespace(hf_checkpoint=tmp_path / "plain")) == 80
     assert of(SimpleNamespace(hf_checkpoint="hub/name")) is None
     (record,) = caplog.records
     assert "center: expected --vocab-size, or a config.json" in record.message
