@@ -13,6 +13,7 @@ from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tok
 from slime_ext.tools.analysis.detectors.shared.filled import Beside, Filled, filled
 from slime_ext.tools.analysis.detectors.shared.identities import one_sided_rollouts
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
+from slime_ext.tools.analysis.detectors.shared.same_text import is_not_renormalised
 from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -97,7 +98,8 @@ DETECTOR = Detector(
     threshold="""
         beside forced tokens, mean |l| is 0.3 nats and 5 times that elsewhere, and mean l is below
         -0.8 times mean |l|; or, in every rollout, 100 tokens beyond 0.5 nats are below 0 with a mean of
-        -2 nats, at most one in 1,000 is above, and the mean ratio is below 1 by 6 standard errors; or 20
+        -2 nats, at most one in 1,000 is above, l is alike after the same text, and the mean ratio is below 1
+        by 6 standard errors; or 20
         responses have one forced token each, before their last token, of which 95% are one id
     """,
     ruled_out="""
@@ -179,6 +181,8 @@ def _one_sided(d: Diagnosis) -> Figures | None:
     """
     far, ratio = d.of(OneSided), d.means.ratio_minus_one
     if far.below < MANY or far.above > ABOVE * far.below or chunk_edges(d):
+        return None
+    if is_not_renormalised(d):
         return None
     # A masked end token moves others less than a grammar does, but like top-p it acts on every sample.
     is_deep = far.sum_below <= DEEP * far.below

@@ -12,17 +12,19 @@ from slime_ext.tools.analysis.detectors.shared.clipped import clipped
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.ends import Ends
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
-from slime_ext.tools.analysis.detectors.shared.filled import Beside, Filled
+from slime_ext.tools.analysis.detectors.shared.filled import UNLIKELY, Beside, Filled
 from slime_ext.tools.analysis.detectors.shared.identities import SURE, ratios
 from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
 from slime_ext.tools.analysis.detectors.shared.token_ids import TokenIds
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tables import any_true, is_above, tabulated
+from slime_ext.tools.analysis.tables import any_true, count_true, is_above, tabulated
 
 KEPT = 8  # repeated values of which a part of a rollout keeps the counts
 REPEATED = 3  # tokens with one value that make it a repeated value; 0 always counts as repeated
+NEXT = -1e-3  # nats, a log-prob that is nearly 0
+ROUNDED = 0.1  # numbers that are nearly 0, over zeros: more are no chance
 ROUNDING = 1e-4  # relative difference of sums over the same tokens in another order
 
 
@@ -69,6 +71,19 @@ class Values(Measure):
         most = self.ids | other.ids  # because other parts may have the same ids
         super().merge(other)
         self.ids = most
+
+
+class Saturated(Measure):
+    """Number of tokens that are unlikely for the trainer, and whose log-prob of the sampler is nearly 0."""
+
+    takes_joined: ClassVar[bool] = True
+
+    tokens: int = 0
+
+    def add(self, part: DumpedRollout) -> None:
+        next_to_zero = part.finite & is_above(part.behavior, NEXT) & ~part.is_zero
+        if any_true(next_to_zero):
+            self.tokens += count_true(next_to_zero & (part.proximal < UNLIKELY))
 
 
 DETECTOR = Detector(
@@ -131,6 +146,8 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     if float(value) == 0 and d.of(Filled).unlikely < FEWEST and _is_mass_missing(d):
         return None  # where sampling kept one token, its log-prob is 0
+    if float(value) == 0 and _is_saturated(d):
+        return None
     # Of zeros, the near ones are known as well.
     same = d.of(Filled).zeros.tolist() if float(value) == 0 else (count, values.k3[value])
     return {
@@ -142,6 +159,14 @@ def look(d: Diagnosis) -> Figures | None:
         "last": last if last >= LAST else 0,
         "explains": explained_by_tokens(d, *same),
     }
+
+
+def _is_saturated(d: Diagnosis) -> bool:
+    """Returns whether the sampler is so sure of tokens that are unlikely for the trainer that it rounds to 0.
+
+    Where zeros replace lost log-probs, those that were recorded agree, so none of these is nearly 0.
+    """
+    return d.of(Saturated).tokens > ROUNDED * d.of(Filled).unlikely
 
 
 def _is_mass_missing(d: Diagnosis) -> bool:

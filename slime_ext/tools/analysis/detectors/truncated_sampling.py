@@ -8,7 +8,7 @@ from typing import ClassVar
 from slime_ext.tools.analysis.detectors.shared.bends import same_text_factor
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import VALUES
-from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_masses
+from slime_ext.tools.analysis.detectors.shared.same_text import explained_by_masses, is_not_renormalised
 from slime_ext.tools.analysis.detectors.shared.sampling import FEWEST, SMALL, SURE, is_scaled
 from slime_ext.tools.analysis.detectors.shared.signs import Signs
 from slime_ext.tools.analysis.detectors.shared.surprise import BySurprise
@@ -62,7 +62,8 @@ DETECTOR = Detector(
         well (--rollout-temperature, sampling_params).{% endif %}
     """,
     threshold="""
-        a mean ratio below 1 by 6 standard errors, with a mean log-ratio that fits it; log-ratios are
+        a mean ratio below 1 by 6 standard errors, with a mean log-ratio that fits it; far log-ratios are
+        alike or scaled by one factor after the same text; log-ratios are
         even over the tokens, or 2.5 times as many are below 0 as above and those hold 80% of |l|, or at most
         a tenth of the far ones is above 0
     """,
@@ -132,6 +133,8 @@ def look(d: Diagnosis) -> Figures | None:
     if factor or sure is not None:
         names["scaled_log_probs"] = SUMMED
     others: Figures = {"or_else": tuple(names), "untold": tuple(names.values())} if names else {}
+    if not names and is_not_renormalised(d):
+        return None
     if not (is_even or is_one_sided):  # few tokens have less mass, so a list may have left out their rivals
         others = {"or_else": ("constrained_decoding",), "untold": (KEPT,)}
     return {

@@ -9,7 +9,15 @@ import torch
 
 from slime_ext.tools.analysis.detectors import tool_tokens
 from slime_ext.tools.analysis.page.numbers import TILES
-from tests.tools.analysis.detectors.toys import LENGTH, diagnosed, edited, findings, run
+from tests.tools.analysis.detectors.toys import (
+    LENGTH,
+    PROMPTS,
+    Policy,
+    diagnosed,
+    edited,
+    findings,
+    run,
+)
 
 
 def chosen(rollout, share, seed=1):
@@ -30,6 +38,30 @@ def test_lone_log_probs_that_were_filled_in_are_named_by_their_value():
         found = findings(edited(run(2), filled(share, value)))
         assert set(found) == {"shared_value"}, (share, value)
         assert f"{value:g}" in found["shared_value"].title and found["shared_value"].says == "cause"
+
+
+def test_zeros_among_numbers_that_are_nearly_zero_were_recorded():
+    """The sampler is sure of tokens that the trainer finds unlikely, and its softmax rounds to 1."""
+
+    def sure(r, shares):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        nearly = -(10.0 ** (-7 + 3 * torch.rand(r.size, generator=g)))
+        is_zero, is_nearly = chosen(r, shares[0]), chosen(r, shares[1], 9)
+        behavior = torch.where(is_zero, 0.0, torch.where(is_nearly, nearly, r.behavior))
+        unlikely = -6 - 3 * torch.rand(r.size, generator=g)
+        return {"behavior": behavior, "proximal": torch.where(is_zero | is_nearly, unlikely, r.proximal)}
+
+    for nearly, is_lost in ((0.0, True), (0.002, False)):
+        found = findings(edited(run(4), lambda r, nearly=nearly: sure(r, (0.003, nearly))))
+        assert ("shared_value" in found) == is_lost
+
+
+@pytest.mark.parametrize("sharp", [24.0, 36.0])
+def test_a_surer_sampler_of_another_policy_is_not_renormalised(sharp):
+    """Hardly any ratio is above 1, but after the same text log-ratios of different tokens differ."""
+    policy = Policy()
+    found = findings(run(policy=policy, sampler=sharp * policy.normal(60, 60)))
+    assert found and not {"constrained_decoding", "truncated_sampling"} & set(found)
 
 
 def test_zeros_of_which_each_rollout_has_one_are_named():
@@ -218,12 +250,16 @@ def test_log_ratios_that_no_softmax_makes_are_called_broken_numbers():
 
 
 def restricted(depth, first):
-    """Over the first tokens of each response the sampler is renormalised to a few tokens of mass e^-depth."""
+    """Over the first tokens of each response the sampler is renormalised to a few tokens of mass e^-depth.
+
+    The mass is that of a prompt at a place, because it is the same for all tokens after one text.
+    """
 
     def at_the_start(r):
         g = torch.Generator().manual_seed(r.rollout_id)
         unlikely = r.proximal - 10.0
-        mass = depth * (0.5 + torch.rand(r.size, generator=g))
+        masses = depth * (0.5 + torch.rand(PROMPTS, LENGTH, generator=g))
+        mass = masses[torch.tensor(r.groups)[r.segments.ids.long()], r.segments.within.long()]
         noise = 0.01 * torch.randn(r.size, generator=g)
         behavior = torch.where(r.segments.within < first, unlikely + mass, unlikely + noise)
         return {"proximal": unlikely, "behavior": behavior.clamp(max=-1e-3)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import field
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from slime_ext.tools.analysis.detectors.shared.explained import (
     explained_by_values,
     from_part,
 )
+from slime_ext.tools.analysis.detectors.shared.signs import FAR
 from slime_ext.tools.analysis.detectors.shared.twice import BFLOAT16, Twice
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -29,6 +31,7 @@ from slime_ext.tools.analysis.tables import zeros
 FEWEST = 40  # tokens that share their context with a different token
 FLAT = 1e-3  # nats^2 per token, variance of log behavior within contexts
 SAME = 1e-12  # nats^2, that of one token with rounding
+WIDE, MOSTLY = 5, 0.5  # least texts after which l differs, and their share of those with far tokens alone
 
 
 class SameText(Measure):
@@ -56,6 +59,42 @@ class SameText(Measure):
         squares = torch.stack([l_apart.square(), l_apart * x_apart, x_apart.square()]) * n / (n - 1)
         count_k3 = torch.stack([is_known.double().sum(), near[is_known].sum()])
         self.sums += torch.cat([count_k3, squares.sum(1)])
+
+
+class FarContexts(Measure):
+    """Texts after which samples drew different tokens, all of them with |l| of FAR or more.
+
+    Args:
+        far: their number.
+        wide: the number of those after which l differs by FAR or more.
+    """
+
+    far: int = 0
+    wide: int = 0
+
+    def add(self, part: DumpedRollout) -> None:
+        contexts = by_context(part)
+        if not len(contexts.at) or part.tokens is None:
+            return
+        begins = contexts.begins.numpy()
+        log_ratio, tokens = (x[contexts.at].numpy() for x in (part.log_ratio, part.tokens))
+        nearest = numpy.minimum.reduceat(numpy.abs(log_ratio), begins)
+        spread, differ = (
+            numpy.maximum.reduceat(x, begins) - numpy.minimum.reduceat(x, begins) for x in (log_ratio, tokens)
+        )
+        is_far = (nearest >= FAR) & (differ > 0)
+        self.far += int(is_far.sum())
+        self.wide += int((is_far & (spread >= FAR)).sum())
+
+
+def is_not_renormalised(d: Diagnosis) -> bool:
+    """Returns whether far tokens after the same text have other log-ratios.
+
+    Renormalising to a part of the vocabulary makes them equal, however large it is. Where it acts on some
+    requests only, the tokens of the others are near.
+    """
+    contexts = d.of(FarContexts)
+    return contexts.wide >= WIDE and contexts.wide > MOSTLY * contexts.far
 
 
 def explained_by_temperature(d: Diagnosis, kinds: Tensor) -> Explained:
