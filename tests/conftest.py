@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import logging
 import os
 import signal
 
@@ -34,22 +33,9 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def fresh_session():
-    """Every test begins as a new process does, and leaves nothing behind.
-
-    Hosts and engines that a test imports set up logging for the whole process; our own log is heard again.
-    """
+    """Every test begins as a new process does."""
     from slime_ext.host import memory
 
-    memory.forget()
-    log = logging.getLogger("slime_ext")
-    log.disabled, log.propagate = False, True
-    # Only if it is another: each of these empties the caches of all 2,000 loggers.
-    if logging.root.manager.disable != logging.NOTSET:
-        logging.disable(logging.NOTSET)
-    for logger, level in ((log, logging.NOTSET), (logging.root, logging.WARNING)):
-        if logger.level != level:
-            logger.setLevel(level)
-    yield
     memory.forget()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ pytestmark = pytest.mark.xdist_group("hook bits")  # one worker makes the record
 
 @pytest.fixture(scope="module")
 def record():
-    logging.getLogger("slime_ext").setLevel(logging.ERROR)
     return hook_bits.record(CALLS)
 
 
