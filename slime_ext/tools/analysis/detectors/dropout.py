@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
-from slime_ext.tools.analysis.detectors.shared.twice import NAMED, unsteady
+from slime_ext.tools.analysis.detectors.shared.twice import NAMED, depends_on_length, unsteady
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 DETECTOR = Detector(
@@ -38,4 +38,4 @@ DETECTOR = Detector(
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that the trainer's log-probs of the same text differ between samples."""
-    return unsteady(d, "trainer")
+    return None if depends_on_length(d) else unsteady(d, "trainer")

@@ -13,7 +13,7 @@ from slime_ext.tools.analysis.detectors.shared.kinds import part_of_samples
 from slime_ext.tools.analysis.detectors.shared.rounding import TOO_LOUD, stays
 from slime_ext.tools.analysis.detectors.shared.sampling import by_probability
 from slime_ext.tools.analysis.detectors.shared.signs import Signs
-from slime_ext.tools.analysis.detectors.shared.twice import BFLOAT16, Twice
+from slime_ext.tools.analysis.detectors.shared.twice import BFLOAT16, Twice, depends_on_length
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import top_share
 from slime_ext.tools.analysis.measures.versions import VersionMeans
@@ -153,7 +153,7 @@ def _others(d: Diagnosis, distance: float, *, is_known: bool, is_steady: bool | 
         others["resumed_wrong_weights"] = UNTOLD_WEIGHTS
     if not is_known and _is_unnumbered(d):
         others = {"another_policy": UNTOLD_POLICY}
-    if not is_steady and len(others) < MOST:
+    if not is_steady and len(others) < MOST and not depends_on_length(d):
         others["dropout"] = UNTOLD_AGAIN
     if not d.layers and len(others) < MOST:
         others["layer"] = UNTOLD_LAYERS

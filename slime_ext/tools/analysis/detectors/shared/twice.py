@@ -66,13 +66,27 @@ class Twice(Measure):
             self.sums += twice(part)
 
 
-def twice(part: DumpedRollout, samples: Tensor | None = None) -> Tensor:
+class TwiceOfLength(Measure):
+    """The sums of ``Twice``, where only responses of the same length are compared, [7]."""
+
+    sums: Tensor = field(default_factory=lambda: zeros(7))
+
+    def add(self, part: DumpedRollout) -> None:
+        if part.size and part.tokens is not None:
+            self.sums += twice(part, of_length=True)
+
+
+def twice(part: DumpedRollout, samples: Tensor | None = None, *, of_length: bool = False) -> Tensor:
     """Returns the numbers of ``Twice`` for one part, [7].
 
     Args:
         samples: [S] bool, samples that are compared with each other; None: all.
+        of_length: only responses of the same length are compared with each other.
     """
     texts = by_text(part)
+    if of_length:
+        lengths = part.response_lengths[part.segments.ids[texts.at].long()]
+        texts = Runs.of(texts.at, texts.run * (int(part.response_lengths.max()) + 1) + lengths)
     if samples is not None:
         there = samples[part.segments.ids[texts.at].long()]
         texts = Runs.of(texts.at[there], texts.run[there])
@@ -92,6 +106,17 @@ def unsteady(d: Diagnosis, side: str) -> Figures | None:
     """Returns ``unrepeated`` if what differs each time makes most of k3, so that it is the cause."""
     figures = unrepeated(d, side)
     return figures if figures and figures["explains"].share >= MOST else None
+
+
+def depends_on_length(d: Diagnosis) -> bool:
+    """Returns whether the trainer scores the same text alike in responses of one length, but not in all.
+
+    Noise moves each response. Positions, chunks and padding may depend on where a response ends.
+    """
+    (every, _, spread), (count, _, of_length) = (
+        d.of(kind).sums[:3].tolist() for kind in (Twice, TwiceOfLength)
+    )
+    return count >= FEWEST and spread >= every * max(BFLOAT16, TIMES * of_length / count)
 
 
 def unrepeated(d: Diagnosis, side: str) -> Figures | None:
