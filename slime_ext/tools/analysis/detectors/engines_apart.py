@@ -41,4 +41,5 @@ DETECTOR = Detector(
 
 def look(d: Diagnosis) -> Figures | None:
     """Finds that the sampler's log-probs of the same text differ between samples."""
-    return None if agrees_at_places(d) else unsteady(d, "sampler")
+    figures = unsteady(d, "sampler")
+    return None if figures is None or agrees_at_places(d) else figures
