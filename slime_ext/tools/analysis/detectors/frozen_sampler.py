@@ -14,6 +14,7 @@ from slime_ext.tools.analysis.detectors.shared.push import (
     Growth,
     advances,
     growth,
+    moves_along,
     ways,
     with_versions,
 )
@@ -73,7 +74,8 @@ def look(d: Diagnosis) -> Figures | None:
     rollouts = with_versions(d)
     grown, way = _from_the_first_push(rollouts), ways(rollouts)
     if way:
-        grown = _left_behind(rollouts, way)
+        is_moved = _moves(rollouts[0], way[0]) and moves_along(d, way)
+        grown = None if is_moved else _left_behind(rollouts, way)
     if grown is None or rather_than_rollouts(d) or pushes_arrive(d):
         return None
     figures = {**grown.figures(), "way": way, "first": rollouts[0].version, "last": rollouts[-1].version}
@@ -94,7 +96,6 @@ def _left_behind(rollouts: Sequence[RolloutSummary], way: tuple[float, float]) -
     before, late = rollouts[0].absolute, fmean(s.absolute for s in rollouts[-len(rollouts) // 3 :])
     pushed, moved = way
     is_still = pushed <= max(SAME * moved, NO_MOVE * before) and moved >= LEFT * pushed
-    is_still = is_still and not _moves(rollouts[0], pushed)
     if not is_still or not advances(rollouts) or late < max(LEFT * before, MATTERS):
         return None
     return Growth(before, late, rollouts[1:], rollouts[:1])

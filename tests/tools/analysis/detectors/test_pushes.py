@@ -71,8 +71,16 @@ def test_pushes_arrive_if_the_newest_weights_agree_beside_older_ones(held, is_ol
     assert set(findings(edited(pushed(held, is_older), labelled))) == {"stale_weights"}
 
 
-@pytest.mark.parametrize(("share", "name"), [(0.0, "frozen_sampler"), (0.3, "partial_push")])
-def test_a_sampler_that_leaves_the_first_policy_gets_a_part_of_the_weights(share, name):
-    """An engine without the adapter's alpha has a part of what the adapter adds."""
-    (finding,) = findings(pushed(lambda tables: tables[0].lerp(tables[-1], share))).values()
+@pytest.mark.parametrize(
+    ("share", "aside", "name"),
+    [(0.0, 0.0, "frozen_sampler"), (0.3, 0.0, "partial_push"), (0.0, 0.2, "frozen_sampler")],
+)
+def test_a_sampler_on_the_way_of_the_trainer_gets_a_part_of_the_weights(share, aside, name):
+    """An adapter without its alpha adds a part of the update; a cache of new weights moves aside."""
+
+    def held(tables):
+        update = tables[-1] - tables[0]
+        return tables[0] + share * update + aside * update.roll(1, 0)
+
+    (finding,) = findings(pushed(held)).values()
     assert finding.name == name

@@ -23,6 +23,9 @@ ABOVE, TIMES, MATTERS = 1.3, 3.0, 0.01  # times mean |l| before the onset: alway
 SURE, CERTAIN = 2.0, 1.5  # standard errors to subtract; times mean |l| before the onset, after that
 RISES, STILL = 1.35, 1.1  # mean |l| of the last third since the onset, over the first third; over the middle
 ARRIVES = 0.9  # share of the trainer's distance from theta_0 from which the sampler has all weights
+# Share of the sampler's way by which it is nearer to the trainer, if it has a part of the update: 0.8 and
+# more in the runs of benchmarks/faults, and at most 0.52 if it has the update in the prompt's cache alone.
+ALONG = 2 / 3
 ADVANCES = 0.8  # share of the rollouts with a newer version than the one before
 BEGINS = 3  # first rollouts, all with newer versions; at the start of a lag, one version samples two of them
 
@@ -104,6 +107,17 @@ def ways(rollouts: Sequence[RolloutSummary]) -> tuple[float, float] | None:
     if any(s.moved is None or s.pushed is None for s in late):
         return None
     return fmean(s.pushed for s in late), fmean(s.moved for s in late)
+
+
+def moves_along(d: Diagnosis, way: tuple[float, float]) -> bool:
+    """Returns whether the sampler's way from the first policy brings it as much nearer to the trainer.
+
+    A part of the trainer's update lies on the trainer's way, so that the distances add up. Noise, or a cache
+    of other weights, moves the sampler aside. No distance is adjusted to certainty here.
+    """
+    pushed, moved = way
+    late = _late([s for s in d.rollouts if s.tokens >= FEWEST])
+    return moved - fmean(s.absolute for s in late) >= ALONG * pushed
 
 
 def spread_of_ways(rollouts: Sequence[RolloutSummary]) -> float:
