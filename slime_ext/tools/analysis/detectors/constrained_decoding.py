@@ -13,6 +13,7 @@ from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tok
 from slime_ext.tools.analysis.detectors.shared.filled import Beside, Filled, filled
 from slime_ext.tools.analysis.detectors.shared.identities import one_sided_rollouts
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
+from slime_ext.tools.analysis.detectors.shared.minimum import minimum
 from slime_ext.tools.analysis.detectors.shared.same_text import is_not_renormalised
 from slime_ext.tools.analysis.detectors.shared.signs import FAR, Signs
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
@@ -106,8 +107,9 @@ DETECTOR = Detector(
         {% if id is defined -%} Lost log-probs, because they would be of different tokens. {%- elif forced -%}
         Tool output or filled-in values, because the sampled tokens beside those agree with the trainer, and
         here they do not. {%- else -%} Lower precision, old weights and other weights, because they leave the
-        mean ratio at 1. A masked end token (min_new_tokens), because its probability moves the other tokens
-        by 1.5 nats at most.{% endif %}
+        mean ratio at 1. A masked end token (min_new_tokens), because {% if is_some %}it acts on every
+        sample.{% else %}these tokens do not all come before the first end of a response.{% endif %}{% endif
+        %}
     """,
     remedy="mask the tokens that were forced (loss_mask 0)",
     fix="""
@@ -131,6 +133,10 @@ ONE_ID = 0.95  # share of lone forced tokens with the commonest id, and of all f
 APPENDED = Untold(
     "whether the engine forced this token or your code appended it with a log-prob of 0",
     "look for the token in the engine's raw answer",
+)
+BANNED = Untold(
+    "whether more than the end token was banned before the first response ends",
+    "sample one rollout without min_new_tokens",
 )
 ALLOWED = Untold("which tokens were allowed", "sample one rollout without the grammar and without top-p")
 
@@ -184,9 +190,10 @@ def _one_sided(d: Diagnosis) -> Figures | None:
         return None
     if is_not_renormalised(d):
         return None
-    # A masked end token moves others less than a grammar does, but like top-p it acts on every sample.
-    is_deep = far.sum_below <= DEEP * far.below
-    if not is_deep and two_kinds(d) is None:
+    # A masked end token moves others by less than a grammar does unless it had nearly all of the probability,
+    # and like top-p it acts on every sample.
+    is_deep, is_some = far.sum_below <= DEEP * far.below, two_kinds(d) is not None
+    if not (is_deep or is_some):
         return None
     if ratio.z > -SURE or not _is_in_every_rollout(d):
         return None
@@ -197,6 +204,7 @@ def _one_sided(d: Diagnosis) -> Figures | None:
     surer = d.of(Signs).far[0].tolist()  # tokens that the grammar forced are among them
     figures = {
         "forced": 0,
+        "is_some": is_some,
         "count": far.below,
         "above": far.above,
         "near": far.sum_below / far.below,
@@ -205,9 +213,10 @@ def _one_sided(d: Diagnosis) -> Figures | None:
         "error": ratio.error,
         "explains": explained_by_tokens(d, surer[0], surer[4]),
     }
-    if is_deep and rest < AGREES:
-        return figures
-    return figures | {"or_else": ("truncated_sampling",), "untold": (ALLOWED,)}
+    others = {} if is_deep and rest < AGREES else {"truncated_sampling": ALLOWED}
+    if not is_some and minimum(d):
+        others["minimum_length"] = BANNED
+    return figures | {"or_else": tuple(others), "untold": tuple(others.values())} if others else figures
 
 
 def _is_in_every_rollout(d: Diagnosis) -> bool:

@@ -159,6 +159,20 @@ def test_a_minimum_of_tokens_is_named_by_its_place():
     assert findings(run(policy=likely_end(Policy()))) == {}
 
 
+@pytest.mark.parametrize(("share", "count"), [(10, 4), (20, 6)])
+def test_a_minimum_of_tokens_may_be_a_grammar_where_the_end_had_nearly_all_probability(share, count):
+    """Without the end token, the others are then far likelier, as if few could be chosen."""
+    end, policy = torch.arange(60) == 3, Policy()
+    policy.table[::share, 3] += 20.0
+
+    def no_end(logits, seen, at):
+        return torch.where(end & (at < 16), -1e9, logits)
+
+    (finding,) = findings(run(count, policy=policy, warp=no_end)).values()
+    assert finding.name == "constrained_decoding" and finding.or_else == ("minimum_length",)
+    assert "remove min_new_tokens" in finding.fix
+
+
 def far_at_first(r):
     """Moves the first two tokens further with each step since the push: the answer, of four tokens."""
     moved = (r.segments.within < 2) & (r.tokens % 3 == 0)
