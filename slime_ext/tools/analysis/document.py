@@ -101,12 +101,15 @@ class Finding(DocumentPart):
         return self.severity != "note"
 
 
+State = Literal["found", "nothing", "could not look", "left to another", "excluded"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Looked(DocumentPart):
     """The result of one detector on a run."""
 
     name: FindingName
-    state: Literal["found", "nothing", "could not look", "left to another", "excluded"]
+    state: State
     detail: str = field(
         default="",
         metadata=about(

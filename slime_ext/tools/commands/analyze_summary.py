@@ -79,9 +79,9 @@ def _numbers(documents: Sequence[Document]) -> Table:
         table.add_column(escape(legible(document.name)), justify="right")
         table.add_column("")
     for tile in tiles([document.total for document in documents]):
-        verdicts = {"bad": f"[red]outside[/red] ({tile['range']})"}
-        cells = [cell for text, verdict in tile["runs"] for cell in (text, verdicts.get(verdict, ""))]
-        table.add_row(tile["name"], *cells)
+        verdicts = {"bad": f"[red]outside[/red] ({tile.range})"}
+        cells = [cell for text, verdict in tile.runs for cell in (text, verdicts.get(verdict, ""))]
+        table.add_row(tile.name, *cells)
     return table
 
 

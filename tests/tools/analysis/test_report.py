@@ -162,9 +162,9 @@ def test_tiles_say_where_a_number_is_healthy_as_docs_metrics_does():
         lines = [line for line in text.splitlines() if line.startswith(f"| {name} ")]
         row = next(line for line in lines if line.count(" | ") == 3)  # of the table of all metrics
         assert tile.range.split(",")[0] in row, (begin, row)
-    verdicts = {tile["name"]: tile["runs"][0][1] for tile in tiles([Numbers(k3=1e-4, ess_token=0.8)])}
+    verdicts = {tile.name: tile.runs[0][1] for tile in tiles([Numbers(k3=1e-4, ess_token=0.8)])}
     assert (verdicts["k3, nats per token"], verdicts["ESS of tokens"]) == ("good", "bad")
-    assert tiles([Numbers(k3=0.5)])[0]["runs"] == [("0.5", "bad")]
+    assert tiles([Numbers(k3=0.5)])[0].runs == [("0.5", "bad")]
 
 
 def test_little_that_was_looked_at_is_never_green():
@@ -198,7 +198,7 @@ def test_the_page_says_the_headline_once_and_shows_the_histogram_before_the_numb
 
 def test_an_estimate_that_cannot_be_true_is_not_shown():
     def chi2(**values):
-        return {t["name"]: t["runs"] for t in tiles([Numbers(**values)]) if "χ²" in t["name"]}
+        return {t.name: t.runs for t in tiles([Numbers(**values)]) if "χ²" in t.name}
 
     assert chi2(chi2_token=-2e-4, chi2_sequence=-0.623) == {}
     assert chi2(chi2_token=-2e-4, chi2_sequence=11.0) == {"χ², sequence": [("11", "bad")]}

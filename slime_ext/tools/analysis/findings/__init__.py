@@ -10,7 +10,7 @@ from importlib import import_module
 from slime_ext.tools.analysis.detectors.shared.detector import ANY_CAUSE, Detector, Figures, Lacks, Look
 from slime_ext.tools.analysis.detectors.shared.explained import Explained
 from slime_ext.tools.analysis.detectors.shared.identities import ALTERED, HALF, HONEST, Record, record_of
-from slime_ext.tools.analysis.document import FINDINGS, Finding, Looked
+from slime_ext.tools.analysis.document import FINDINGS, Finding, Looked, State
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 
@@ -76,6 +76,7 @@ def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ..
     left = left_to_others(shares)
     findings: dict[str, Finding] = {}
     looked = []
+    state: State
     for name, detector in DETECTORS.items():
         result, detail = results[name], " ".join(detector.threshold.split())
         if isinstance(result, Lacks):

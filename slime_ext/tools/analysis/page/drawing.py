@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
+from matplotlib import RcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, SymmetricalLogLocator
@@ -20,7 +21,7 @@ COLOURS = {  # the light colours of style.css, which inverts pictures on a dark 
     **{"ink": "#1b1f24", "muted": "#5b6470", "grid": "#e8ebef", "paper": "#ffffff"},
 }
 # Settings of matplotlib while pictures are drawn.
-STYLE = {
+_STYLE = {
     "svg.fonttype": "none",  # writes letters as text, not as outlines
     "svg.hashsalt": "slime_ext",
     "text.parse_math": False,
@@ -37,6 +38,7 @@ STYLE = {
     "ytick.major.pad": 2,
     "lines.dash_joinstyle": "round",
 }
+STYLE = RcParams(_STYLE)
 DASHES = (0, (3, 2.2))  # in line widths
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # what matplotlib writes about itself
 
@@ -82,7 +84,7 @@ def dots(
     points: Sequence[tuple[float, float]],
     colour: str,
     size: float,
-    line: str | tuple = "-",
+    line: str | tuple[float, tuple[float, ...]] = "-",
     hollow: bool = False,
 ) -> None:
     """Draws a line through points, with a dot of diameter ``size`` (points; 0: no dot) at each."""

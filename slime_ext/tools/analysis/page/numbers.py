@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.tools.analysis.document import Numbers
@@ -179,7 +180,15 @@ TILES = (
 )
 
 
-def tiles(totals: Sequence[Numbers]) -> list[dict]:
-    """Returns each number with its text and verdict in each run, without numbers that no run has."""
-    rows = [{"name": t.name, "range": t.range, "runs": [t.of(n) for n in totals]} for t in TILES]
-    return [tile for tile in rows if any(text != NONE for text, _ in tile["runs"])]
+class TileOfRuns(NamedTuple):
+    """A tile with its text and verdict in each run."""
+
+    name: str
+    range: str
+    runs: list[tuple[str, str]]
+
+
+def tiles(totals: Sequence[Numbers]) -> list[TileOfRuns]:
+    """Returns the tiles of all numbers that some run has."""
+    rows = [TileOfRuns(tile.name, tile.range, [tile.of(numbers) for numbers in totals]) for tile in TILES]
+    return [row for row in rows if any(text != NONE for text, _ in row.runs)]

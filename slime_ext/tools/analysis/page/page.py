@@ -153,7 +153,7 @@ def rows(documents: Sequence[Document]) -> list[dict[str, Any]]:
         for effect in document.effects:
             by_name.setdefault(effect.name, {})[run] = effect
 
-    def suits(name: str) -> tuple:
+    def suits(name: str) -> tuple[bool, bool, int]:
         costs = any(effect.unavailable or cost(effect) for effect in by_name[name].values())
         return name not in chosen, costs, tried.index(name) if name in tried else len(tried)
 

@@ -13,6 +13,7 @@ import numpy
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from slime_ext.tools.analysis.document import Bin, Document
 from slime_ext.tools.analysis.page.drawing import (
@@ -89,7 +90,7 @@ def _reach(bins: Sequence[Bin]) -> float:
     return 0.0
 
 
-def _shares(bins: Sequence[Bin], edges: numpy.ndarray) -> numpy.ndarray:
+def _shares(bins: Sequence[Bin], edges: NDArray[numpy.float64]) -> NDArray[numpy.float64]:
     """Returns the share of the tokens in each bar, [bars]. A bin across several bars is split evenly."""
     if not bins:
         return numpy.zeros(len(edges) - 1)
@@ -98,7 +99,7 @@ def _shares(bins: Sequence[Bin], edges: numpy.ndarray) -> numpy.ndarray:
     places = numpy.array([(b.low, b.high) for b in bins]).ravel()
     below = numpy.interp(edges, places, numpy.stack([after - counts, after], 1).ravel())
     below[0], below[-1] = 0, after[-1]
-    return numpy.diff(below) / after[-1]
+    return numpy.diff(below) / float(after[-1])
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _timeline(documents: Sequence[Document], _: str) -> Figure | None:
         if panel.included and min(values) >= panel.included[0]:
             axes.set_ylim(bottom=panel.included[0])
         name_axes(axes, "rollout" if axes is rows[-1] else "", panel.name, ticks=4)
-    rows[-1].xaxis.get_major_locator().set_params(integer=True)
+    rows[-1].locator_params("x", integer=True)
     return drawn
 
 
@@ -187,8 +188,16 @@ def _curve(documents: Sequence[Document], name: str) -> Figure | None:
         dots(axes, [(p.x, p.absolute) for p in run], colour, size)
     for style, text in (("-", "mean |l|"), (DASHES, "mean l")):
         axes.plot([], [], color=COLOURS["muted"], linestyle=style, linewidth=1.4, label=text)
-    above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0, "ncols": 2}
-    axes.legend(**above, frameon=False, labelcolor=COLOURS["muted"], handlelength=2)
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        borderaxespad=0,
+        borderpad=0,
+        ncols=2,
+        frameon=False,
+        labelcolor=COLOURS["muted"],
+        handlelength=2,
+    )
     axes.update_datalim([(points[0].x, 0.0)])
     axes.autoscale_view()
     if min(p.mean for p in points) >= 0:
@@ -196,7 +205,7 @@ def _curve(documents: Sequence[Document], name: str) -> Figure | None:
     is_bounded = name == "staleness" and any(d.total.least_staleness is not None for d in documents)
     name_axes(axes, SEEN if is_bounded else AXES[name], "nats per token")
     if scale == "linear":
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params("x", integer=True)
     return drawn
 
 
