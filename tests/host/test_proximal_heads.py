@@ -166,7 +166,8 @@ def test_a_class_that_ray_makes_of_the_actors_is_found(actor):
 
     class Calling(cls):
         def train_actor(self, rollout_id, rollout_data):
-            return super().train_actor(rollout_id, rollout_data=rollout_data)
+            super().train_actor(rollout_id, rollout_data=rollout_data)
+            return seen(rollout_data)
 
     Derived.train_actor.__signature__ = inspect.signature(plain)
     proximal_heads.install(running.current())
@@ -223,13 +224,30 @@ def test_what_is_not_known_is_said(actor):
         made.train_actor(6, rollout)
     with pytest.raises(ConfigError, match="expected a data_iterator with the rollout's data"):
         pass_over(made, SimpleNamespace(reset=lambda: None))
+    with pytest.raises(ConfigError, match="expected a data_iterator with the rollout's data"):
+        pass_over(made)
 
 
-def pass_over(actor, iterator):
+def pass_over(actor, *iterators):
     module = sys.modules[type(actor).__module__]
     SCORED.value = proximal_heads.ScoredRollout(5)
-    args = actor.args, actor.model, [iterator], actor.args.num_microbatches
+    args = actor.args, actor.model, [*iterators], actor.args.num_microbatches
     return module.forward_only(module.get_log_probs_and_entropy, *args)
+
+
+def test_a_pass_that_scores_no_tokens_of_the_actor_is_left_alone(actor):
+    """Such as a critic's, or of a caller that has no arguments."""
+    made, rollout = actor()
+    module = sys.modules[type(made).__module__]
+
+    def get_values(logits, *, unconcat_tokens, **named):
+        return None, {"values": [torch.zeros(len(tokens)) for tokens in unconcat_tokens]}
+
+    for args in (made.args, None):
+        SCORED.value = proximal_heads.ScoredRollout(5)
+        iterator = module.DataIterator(rollout, made.args.indices)
+        found = module.forward_only(get_values, args, made.model, [iterator], made.args.num_microbatches)
+        assert set(found) == {"values"} and SCORED.value.by_index is None
 
 
 def test_a_pass_over_other_samples_is_refused(actor):
