@@ -10,6 +10,7 @@ import torch
 
 from slime_ext import ops
 from slime_ext.ops import surrogates
+from slime_ext.ops.divergences import LARGEST_AT_TOKEN
 from tests import oracle
 
 NAN = math.nan
@@ -38,6 +39,22 @@ def test_divergences_of_both_probabilities(name):
     torch.testing.assert_close(
         getattr(ops, name)(column(p), column(q)), column(expected), rtol=1e-9, atol=1e-15
     )
+
+
+@pytest.mark.parametrize("name", ["binary_kl", "binary_kl_max"])
+@pytest.mark.parametrize("pair", [(-1e-5, -3e-5), (-2e-5, -1e-5)])
+def test_probabilities_near_1_lose_no_digits_in_float32(name, pair):
+    """1 - p rounds to a multiple of 6e-8, which is 0.6% of 1e-5."""
+    p, q = torch.tensor(pair)[:, None]
+    exact = oracle.statistic(name, float(p), float(q))
+    assert getattr(ops, name)(p, q).item() == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", LARGEST_AT_TOKEN)
+def test_no_pair_of_probabilities_exceeds_the_largest_divergence_at_a_token(name):
+    log_probs = [-50.0, -14.0, -2.0, -0.7, -1e-3, -1e-9, 0.0]
+    found = [oracle.statistic(name, a, b) for a in log_probs for b in log_probs]
+    assert LARGEST_AT_TOKEN[name] == pytest.approx(max(found), rel=1e-9)
 
 
 def test_chi_square_is_the_second_moment_less_one():
