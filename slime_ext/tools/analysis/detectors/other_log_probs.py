@@ -15,7 +15,12 @@ from slime_ext.core.metrics.names import HEALTHY
 from slime_ext.ops.divergences import k3
 from slime_ext.tools.analysis.detectors.shared.ages import older_are_far
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, need
-from slime_ext.tools.analysis.detectors.shared.exchanged import STRETCH, STRETCH_FITS, Exchanged
+from slime_ext.tools.analysis.detectors.shared.exchanged import (
+    STRETCH,
+    STRETCH_FITS,
+    Exchanged,
+    have_another_text,
+)
 from slime_ext.tools.analysis.detectors.shared.explained import (
     K3,
     RESTORED,
@@ -265,7 +270,8 @@ DETECTOR = Detector(
     """,
     threshold="""
         3 samples and 1.5% of all with a correlation below 0.3 and a mean |l| of 0.4 nats, while most
-        others are above 0.7 and agree (k3 up to 5e-3 nats, or hardly any sample between both kinds); or
+        others are above 0.7 and agree (k3 up to 5e-3 nats, or hardly any sample between both kinds, and half
+        of the far ones or of their k3 is theirs); or
         their log-probs, put back to another sample or place, agree as the nearest quarter of the run does
     """,
     ruled_out="""
@@ -376,7 +382,10 @@ def _unrelated(d: Diagnosis) -> Figures | None:
     is_mixed = between > BETWEEN * by_sample.unrelated + FEWEST
     others = d.of(Sizes).sums.sum(0)[1:] - exchanged.far[:2]
     is_far = float(others[1]) > AGREES * float(others[0])  # what moves these may move the unrelated ones, too
-    if ((is_mixed or is_far) and two_kinds(d) is None) or older_are_far(d):
+    kinds = two_kinds(d)
+    if (is_mixed or is_far) and (kinds is None or not have_another_text(d, kinds)):
+        return None
+    if older_are_far(d):
         return None
     prompts = whole_prompts(d)
     if (

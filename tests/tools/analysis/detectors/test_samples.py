@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slime_ext.tools.analysis.detectors import stale_prefix
+from slime_ext.tools.analysis.detectors import other_log_probs, stale_prefix
 from tests.tools.analysis.detectors.toys import (
     LENGTH,
     PROMPTS,
@@ -410,6 +410,20 @@ def test_prompts_after_the_first_are_no_leak_if_the_trainer_scores_equal_text_al
     places = tuple(i // PROMPTS for i in range(SAMPLES))
     found = findings(mixed(lambda i: i >= PROMPTS, places=places))
     assert found and "packing_leak" not in found
+
+
+@pytest.mark.parametrize("shift", [0.0, -4.0])
+def test_the_farthest_of_many_far_samples_have_no_other_text(shift):
+    """The log-probs of the last prompt are unrelated. What moves most of the others may move those, too."""
+
+    def far(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        by_text = -0.3 - 3 * torch.rand(60, LENGTH, generator=g)
+        unrelated = by_text[r.tokens, r.segments.within.long()]
+        others = r.proximal + shift * (r.segments.ids >= PROMPTS)
+        return {"proximal": torch.where(r.segments.ids >= SAMPLES - PROMPTS, unrelated, others)}
+
+    assert (other_log_probs.look(diagnosed(edited(run(), far))) is None) == (shift < 0)
 
 
 def test_a_leak_is_told_from_a_stale_prefix_by_the_side_that_differs():

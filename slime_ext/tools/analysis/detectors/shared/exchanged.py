@@ -11,7 +11,9 @@ from torch import Tensor
 
 from slime_ext.ops.divergences import k3
 from slime_ext.tools.analysis.detectors.shared.explained import RESTORED, restored
-from slime_ext.tools.analysis.detectors.shared.unrelated import TRIED, relation_of
+from slime_ext.tools.analysis.detectors.shared.kinds import Kinds
+from slime_ext.tools.analysis.detectors.shared.unrelated import TRIED, Unrelated, relation_of
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
 from slime_ext.tools.analysis.records import MOST_K3, DumpedRollout
 from slime_ext.tools.analysis.tables import zeros
@@ -21,6 +23,7 @@ COMPARED, CONFIRMED, FITS = 12, 64, 0.3
 # Tokens of a stretch, and share of its distance; samples of a part of which one is looked for, and tokens in
 # which it is looked for: those of the sample's micro-batch, or of the samples around it.
 STRETCH, STRETCH_FITS, STRETCHES, AROUND = 16, 0.15, 16, 1 << 14
+MOSTLY = 0.5  # share of the far samples, or of their k3
 
 
 class Exchanged(Measure):
@@ -69,6 +72,15 @@ class Exchanged(Measure):
             self.sums += restored(near[at][part.finite[at]], after)
             is_same = part.batches is not None and part.batches[i] == part.batches[owner]
             self.places[2 if part.batches is None else 0 if is_same else 1] += 1
+
+
+def have_another_text(d: Diagnosis, kinds: Kinds) -> bool:
+    """Returns whether most far samples have the log-probs of another text, which no other weights give.
+
+    Those that are short, or begin as the other text does, do not show it, so most of their k3 counts, too.
+    """
+    far, _, k3 = kinds.far
+    return d.of(Unrelated).unrelated > MOSTLY * far or float(d.of(Exchanged).far[1]) > MOSTLY * k3
 
 
 def _owners(part: DumpedRollout, which: Tensor) -> dict[int, tuple[int, float]]:

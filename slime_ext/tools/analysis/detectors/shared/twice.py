@@ -12,14 +12,14 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.detectors.shared.contexts import Runs, by_text
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, Margin, need
-from slime_ext.tools.analysis.detectors.shared.exchanged import Exchanged
+from slime_ext.tools.analysis.detectors.shared.exchanged import have_another_text
 from slime_ext.tools.analysis.detectors.shared.explained import (
     BFLOAT16_K3,
     explained_by_rest,
     explained_by_tokens,
     whole_run,
 )
-from slime_ext.tools.analysis.detectors.shared.kinds import Kinds, two_kinds
+from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from slime_ext.tools.analysis.detectors.shared.unrelated import Unrelated
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -39,7 +39,6 @@ NAMED = (
     "mixed_policies",
     "repeated_routes",
 )
-UNRELATED = 0.5  # share of the far samples, or of their k3
 DENSE = 0.03  # median |l| over mean |l|
 FEWEST, HELD, TIMES = 40, 0.4, 3.0  # tokens; share of mean |l|; times the other side's
 # nats, the spread of a side's log-probs of one text. Two correct engines with the same weights in bfloat16
@@ -132,7 +131,7 @@ def unrepeated(d: Diagnosis, side: str) -> Figures | None:
         return None
     # The far samples' own k3 is then beyond that of two engines, however few of the texts are theirs.
     of_kinds = kinds if side == "sampler" else None
-    if of_kinds is not None and _have_another_text(d, of_kinds):
+    if of_kinds is not None and have_another_text(d, of_kinds):
         return None
     # One engine of several is hidden in the mean over all samples; dropout is in each of them.
     least = None if side == "trainer" else BFLOAT16_K3 if of_kinds is None else 0.0
@@ -163,15 +162,6 @@ def repeats(d: Diagnosis, side: str) -> bool:
     count, sampler, trainer, absolute = d.of(Twice).sums[:4].tolist()
     spread = sampler if side == "sampler" else trainer
     return count >= FEWEST and spread < min(BFLOAT16 * count, HELD * absolute)
-
-
-def _have_another_text(d: Diagnosis, kinds: Kinds) -> bool:
-    """Returns whether most far samples have the log-probs of another text, which no other weights give.
-
-    Those that are short, or begin as the other text does, do not show it, so most of their k3 counts, too.
-    """
-    far, _, k3 = kinds.far
-    return d.of(Unrelated).unrelated > UNRELATED * far or float(d.of(Exchanged).far[1]) > UNRELATED * k3
 
 
 def differs(sums: Tensor, side: str, least: float | None) -> bool:
