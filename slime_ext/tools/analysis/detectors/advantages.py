@@ -37,6 +37,7 @@ class OneReward(Measure):
     def close(self, rollout: DumpedRollout) -> None:
         if kind_of(rollout) != "constant":
             return
+        assert rollout.rewards is not None and rollout.prompt_ids is not None
         advantage, _ = of_samples(rollout)
         numbers, there = numpy.array(rollout.groups), with_reward(rollout)
         rewards = numpy.where(there, rollout.rewards.numpy(), 0)

@@ -127,10 +127,10 @@ def look(d: Diagnosis) -> Figures | None:
     rollout_ids = torch.cat([torch.full_like(group.samples, group.rollout_id) for group in prints])
     index, of_prompt = (keys.unique(return_inverse=True)[1] for keys in (samples, prompts))
     in_prompt = index * len(of_prompt) + of_prompt  # because unique pairs take five times as long
-    counted = (
-        _Copies.of(*keys, surprise.double()) for keys in ((in_prompt, prompts), (samples, 0 * prompts))
+    pools = ((in_prompt, prompts), (samples, 0 * prompts))
+    copies = max(
+        (_Copies.of(keys, pool, surprise.double()) for keys, pool in pools), key=lambda one: one.evidence
     )
-    copies = max(counted, key=lambda one: one.evidence)
     twice = int(copies.is_again.sum())
     if copies.evidence < BY_CHANCE or round(twice - copies.chance) < least:
         return None

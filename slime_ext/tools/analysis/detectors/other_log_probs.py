@@ -215,7 +215,7 @@ def _borrowed(part: DumpedRollout, at: Tensor, sizes: Tensor, *, is_end: bool) -
     Args:
         at, sizes: [N] first of the ENDS tokens at that end, and length of each sample.
     """
-    if not len(at):
+    if not len(at) or part.tokens is None:
         return
     bits = part.behavior.view(torch.int32).long()
     ids, windows = part.segments.ids, bits.unfold(0, ENDS, 1)
@@ -454,7 +454,7 @@ def _agreed(d: Diagnosis, before: float) -> float:
     until = sizes.cumsum(0)
     at = int((until[:, 1] < NEAREST * until[-1, 1]).sum())
     _, tokens, k3 = until[min(at, len(until) - 1)].tolist()
-    return max(AGREES, min(AS_NEAR * k3 / max(tokens, 1.0), CHANCE * before))
+    return max(AGREES, min(float(AS_NEAR * k3 / max(tokens, 1.0)), CHANCE * before))
 
 
 def _figures(d: Diagnosis) -> dict[str, Any]:

@@ -215,5 +215,5 @@ def _is_one_sided(d: Diagnosis) -> bool:
     """
     below, above = d.of(Signs).far[:, 3].tolist()
     ratio = 1 + d.means.ratio_minus_one.value
-    is_mass = d.sums.mean_log_ratio >= WHOLLY * math.log(max(ratio, 1e-30))
+    is_mass = (d.sums.mean_log_ratio or 0.0) >= WHOLLY * math.log(max(ratio, 1e-30))
     return min(below, above) < BOTH * (below + above) and is_mass

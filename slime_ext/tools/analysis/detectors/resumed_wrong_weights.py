@@ -87,9 +87,14 @@ def look(d: Diagnosis) -> Figures | None:
         return None
     if any(not _ends(a, b) for a, b in pairwise(rollouts) if a in far and b not in far):
         return None
-    figures = {"worst": max(s.k3 for s in far), "rest": rest, "rollouts": tuple(s.rollout_id for s in far)}
-    figures |= {"dated": dated(d, began_by_k3(rollouts, figures["rollouts"]))}
-    figures |= {"explains": explained(K3.of_rollouts(far), K3.of_rollouts(others))}
+    rollout_ids = tuple(s.rollout_id for s in far)
+    figures = {
+        "worst": max(s.k3 for s in far),
+        "rest": rest,
+        "rollouts": rollout_ids,
+        "dated": dated(d, began_by_k3(rollouts, rollout_ids)),
+        "explains": explained(K3.of_rollouts(far), K3.of_rollouts(others)),
+    }
     if all(_is_start(s, rollouts) for s in far[:1]):
         return figures
     return figures | {"or_else": ("stale_weights",), "untold": (UNTOLD,)}

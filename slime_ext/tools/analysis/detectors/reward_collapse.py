@@ -81,7 +81,7 @@ def look(d: Diagnosis) -> Figures | None:
 
 def _fall(rollouts: Sequence[RolloutSummary], onset: int) -> Fall | None:
     """Returns the fall of the reward at an onset; None if it is no collapse."""
-    rewards = [s.reward for s in rollouts]
+    rewards = [s.reward for s in rollouts if s.reward is not None]
     just_before, since = rewards[onset - BEFORE : onset], rewards[onset:]
     before, after = fmean(just_before), fmean(since)
     fall = before - after

@@ -99,7 +99,7 @@ def _is_one(values: Sequence[float], spread: float) -> bool:
     return max(map(abs, values)) <= (1 + spread) * min(map(abs, values))
 
 
-def _range(bins: Sequence[_Bin], values: Sequence[float]) -> Figures:
+def _range(bins: Sequence[_Bin], values: Sequence[float]) -> dict[str, float]:
     surprises = [one.surprise for one in bins]
     return {
         "first": min(surprises),

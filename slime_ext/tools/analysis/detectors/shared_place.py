@@ -161,7 +161,8 @@ def look(d: Diagnosis) -> Figures | None:
                 continue
             near = absolute / count
             rest = float(whole[2] - absolute) / max(float(whole[0]) - count, 1)
-            return elsewhere | {
+            return {
+                **elsewhere,
                 "places": places,
                 "is_cut": is_cut,
                 "is_first": is_first,

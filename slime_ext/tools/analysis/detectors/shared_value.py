@@ -178,7 +178,7 @@ def _is_mass_missing(d: Diagnosis) -> bool:
     if ratio is None or not ratio.is_off:
         return False
     count, log_ratio, *_, k3 = d.of(Beside).sums[2].tolist()
-    mean, of_zeros = ratio.mean, max(log_ratio + k3, -count)  # a ratio is at least 0
+    mean, of_zeros = ratio.mean, float(max(log_ratio + k3, -count))  # a ratio is at least 0
     return mean.value * mean.count - of_zeros <= -SURE * mean.error * mean.count
 
 

@@ -185,10 +185,8 @@ def _between_rollouts(d: Diagnosis) -> Figures | None:
     """Returns the figures if all rollouts with a cached prefix are far off, and those without one agree."""
     shares = {one.rollout_id: one.share for one in d.of(CachedShares).rollouts}
     rollouts = [s for s in d.rollouts if s.tokens >= PREFIX_TOKENS and s.rollout_id in shares]
-    cached, fresh = (
-        [s for s in rollouts if is_kind(shares[s.rollout_id])]
-        for is_kind in (lambda share: share >= MOSTLY, lambda share: share <= 1 - MOSTLY)
-    )
+    cached = [s for s in rollouts if shares[s.rollout_id] >= MOSTLY]
+    fresh = [s for s in rollouts if shares[s.rollout_id] <= 1 - MOSTLY]
     if len(fresh) < 2 or len(cached) < 2 or fresh[-1].rollout_id < cached[0].rollout_id:
         return None
     if mean_k3(cached) < max(PREFIX_TIMES * mean_k3(fresh), PREFIX_MATTERS):

@@ -133,7 +133,7 @@ def _old_weights(d: Diagnosis) -> Figures | None:
     if apart := older_are_far(d):
         many = (c for c in stale_sums if c.count >= FEWEST // 4)
         worst = max(many, key=lambda c: c.k3 / c.count, default=None)
-        k3 = {"k3": apart.stale.k3, "error": apart.stale.error, "fresh": apart.fresh.k3}
+        k3: dict[str, object] = {"k3": apart.stale.k3, "error": apart.stale.error, "fresh": apart.fresh.k3}
         both = (K3(means.count, means.k3, means.error) for means in (apart.stale, apart.fresh))
         k3 |= {"explains": explained(*both), "fresh_error": apart.fresh.error}
         return {**k3, "worst": worst, "rollouts": _ids(stale_sums)}

@@ -109,12 +109,8 @@ def look(d: Diagnosis) -> Figures | None:
     Both follow if probabilities are renormalised to a part of the vocabulary.
     """
     need_tokens(d, FEWEST)
-    mean, size, above_1, sides = (
-        d.sums.mean_log_ratio,
-        d.sums.mean_absolute,
-        d.means.ratio_minus_one,
-        d.of(Sides),
-    )
+    mean, size = d.sums.mean_log_ratio or 0.0, d.sums.mean_absolute or 0.0
+    above_1, sides = d.means.ratio_minus_one, d.of(Sides)
     below, above = d.of(Signs).far[:, 0].tolist()
     is_one_sided = -mean >= LEANS * size and sides.below >= SIGNS * sides.above
     is_far_one_sided = above + CERTAIN * math.sqrt(above + 1) <= ABOVE * below
