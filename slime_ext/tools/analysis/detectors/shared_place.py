@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import field
 from typing import ClassVar
 
@@ -21,7 +22,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import (
     need_tokens,
 )
 from slime_ext.tools.analysis.detectors.shared.ends import Ends
-from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
+from slime_ext.tools.analysis.detectors.shared.explained import Explained, explained_by_tokens
 from slime_ext.tools.analysis.measures.curves import PER_OCTAVE, POSITIONS, octaves_of_places
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.measure import Measure
@@ -39,6 +40,10 @@ COVERED, COINCIDENCE = 0.5, 0.1
 LONGER = Untold(
     "whether longer responses are far off at the same positions",
     "sample one rollout with a higher limit of length (if the far tokens stay, it is a position)",
+)
+FOLLOWING = Untold(
+    "whether the tokens after the first are off for the same reason",
+    "compare the ids of the engine's request with those before the response in the sample",
 )
 ALONE = 8.0  # far tokens that are equally far off, or more that are not
 # Mean |l| of the outermost two such tokens, and of the next, over the mean of all of them. After another
@@ -91,7 +96,9 @@ DETECTOR = Detector(
     asks="300 tokens",
     title="""
         {% if chunks is defined -%} Only the first tokens of context-parallel chunks are far off ({{ chunks }}
-        chunks of each sequence). {%- elif or_else is defined -%} The last {{ places }} tokens of {{
+        chunks of each sequence). {%- elif or_else is defined and is_first -%} The first {{ places if places
+        > 1 else "" }} token{{ "s" if places > 1 }} of responses {{ "are" if places > 1 else "is" }} much
+        further off than the others. {%- elif or_else is defined -%} The last {{ places }} tokens of {{
         "responses that were cut at the limit" if is_cut else "responses" }} are far off, and no other
         response has tokens at their positions. {%- else -%} Only the {{ "first" if is_first else "last" }}
         {{ places if places > 1 else "" }} token{{ "s" if places > 1 }} of {{ "responses that were cut at the
@@ -114,8 +121,8 @@ DETECTOR = Detector(
         where a response ends. A shift of the whole response, because the tokens before agree.{% endif %}
     """,
     remedy="""
-        compare what ends a response: an appended end token, trimmed stop strings, the last chunk of a
-        stream
+        compare what begins or ends a response: a lost first entry, an appended end token, trimmed stop
+        strings, the last chunk of a stream
     """,
     fix="""
         {%- if chunks is defined %} Roll the labels before the sequence is split over ranks: the last position
@@ -141,40 +148,53 @@ def look(d: Diagnosis) -> Figures | None:
         figures = {"of": d.of(Ends).total[0].item(), "is_first": False, "is_cut": False}
         margin = _margin(edges.tokens, edges.near, edges.squared, edges.rest)
         return edges._asdict() | figures | {"margin": margin, "explains": explains}
-    ends, begins = d.of(Ends).sums, d.of(FirstTokens).sums
-    whole = ends.sum((0, 1))
-    if not whole[3]:
-        return None
-    tables = [(ends.sum(0), False, False)]
-    if float(ends[0, :, 0].sum()):
-        tables.insert(0, (ends[1], True, False))
-    if lag(d) is not Lag.EXPLAINS:  # the first tokens may change most
-        tables.append((begins, False, True))
-    for table, is_cut, is_first in tables:
+    whole = d.of(Ends).total
+    for table, is_cut, is_first in _tables(d) if whole[3] else ():
         places = _places(table, whole, is_first=is_first)
-        elsewhere = {} if is_first or not places else _elsewhere(d, places, is_cut=is_cut)
-        if places and elsewhere is not None:
-            count, _, absolute, squared, k3 = table[:places].sum(0).tolist()
-            explains = explained_by_tokens(d, count, k3)
-            # After another prompt, first tokens are the furthest off, and many small distances follow them.
-            if is_first and explains.share < HELD:
-                continue
-            near = absolute / count
-            rest = float(whole[2] - absolute) / max(float(whole[0]) - count, 1)
-            return {
-                **elsewhere,
-                "places": places,
-                "is_cut": is_cut,
-                "is_first": is_first,
-                "held": squared / float(whole[3]),
-                "tokens": count,
-                "of": float(whole[0]),
-                "near": near,
-                "rest": rest,
-                "margin": _margin(count, near, squared, rest),
-                "explains": explains,
-            }
+        if not places:
+            continue
+        count, _, absolute, squared, k3 = table[:places].sum(0).tolist()
+        explains = explained_by_tokens(d, count, k3)
+        of_end = _after_first(explains) if is_first else _elsewhere(d, places, is_cut=is_cut)
+        if of_end is None:
+            continue
+        near = absolute / count
+        rest = float(whole[2] - absolute) / max(float(whole[0]) - count, 1)
+        return {
+            **of_end,
+            "places": places,
+            "is_cut": is_cut,
+            "is_first": is_first,
+            "held": squared / float(whole[3]),
+            "tokens": count,
+            "of": float(whole[0]),
+            "near": near,
+            "rest": rest,
+            "margin": _margin(count, near, squared, rest),
+            "explains": explains,
+        }
     return None
+
+
+def _tables(d: Diagnosis) -> Iterator[tuple[Tensor, bool, bool]]:
+    """Yields sums by place from one end, whether they are of cut responses alone, and of first tokens."""
+    ends = d.of(Ends).sums
+    if float(ends[0, :, 0].sum()):
+        yield ends[1], True, False
+    yield ends.sum(0), False, False
+    if lag(d) is not Lag.EXPLAINS:  # the first tokens may change most
+        yield d.of(FirstTokens).sums, False, True
+
+
+def _after_first(explains: Explained) -> Figures | None:
+    """Returns the other causes of far first tokens; None if the tokens after them hold too much of k3.
+
+    A lost entry leaves all others as they are. After another prompt, first tokens are the furthest off, and
+    many small distances follow them.
+    """
+    if explains.share < HELD:
+        return None
+    return {} if explains.is_rest_healthy else {"or_else": ("prefix_mismatch",), "untold": (FOLLOWING,)}
 
 
 def _elsewhere(d: Diagnosis, places: int, *, is_cut: bool) -> Figures | None:

@@ -72,3 +72,20 @@ def test_errors_that_add_up_from_the_first_block_on_are_no_window():
 
     found = findings(edited(run(6), growing))
     assert "kv_precision" not in found and "position_drift" in found
+
+
+@pytest.mark.parametrize(("others", "is_open"), [(0.0, False), (1.0, True)])
+def test_far_first_tokens_may_follow_another_prompt_if_others_are_off_as_well(others, is_open):
+    """Pads between a prompt and its response; a lost entry leaves all other tokens as they are.
+
+    All far tokens hold more of k3 than the first tokens do, but a few tokens at random are not all of these.
+    """
+
+    def padded(r):
+        g = torch.Generator().manual_seed(r.rollout_id)
+        first, is_off = 20 + 5 * torch.rand(r.size, generator=g), torch.rand(r.size, generator=g) < 0.025
+        return {"proximal": r.proximal - torch.where(r.segments.within == 0, first, others * is_off)}
+
+    (finding,) = findings(edited(run(6), padded)).values()
+    assert finding.name == "shared_place" and ("much further off" in finding.title) == is_open
+    assert finding.or_else == (("prefix_mismatch",) if is_open else ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median
 
+from slime_ext.tools.analysis.detectors.shared.along import Positions
 from slime_ext.tools.analysis.detectors.shared.detector import FEW, Figures, need_tokens
 from slime_ext.tools.analysis.detectors.shared.ends import Ends
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
@@ -30,6 +31,7 @@ FEWEST = 300  # tokens
 FAR, QUIET = 0.5, 0.02  # nats: least root mean square of l in the largest 1%; largest median of |l|
 # Share of tokens beyond 0.5 nats; their share of sum l^2; their mean |l|, nats.
 MOST, HOLD, LARGE = 0.05, 0.9, 2.0
+TOKENS, HALF = 20, 0.5  # tokens of a place; share of them, and of l^2
 SURE = 4.0  # standard errors by which more samples agree than by chance
 BOTH = 0.1  # share of sum l^2 of far tokens that lies on the other side of 0
 
@@ -44,7 +46,9 @@ def sparse(d: Diagnosis) -> Figures | None:
     some, whole = float(counts.sum()), float(d.of(Ends).total[3])
     is_some = some <= MOST * d.sums.finite and below + above >= HOLD * whole and some > 0
     is_some = is_some and float(signed.abs().sum()) >= LARGE * some
-    if size > QUIET or far < FAR or (held < FEW and not is_some) or _are_of_samples(d, some):
+    if size > QUIET or far < FAR or (held < FEW and not is_some):
+        return None
+    if _are_of_samples(d, some) or _are_of_places(d):
         return None
     whole = below + above
     lowest, highest = d.sums.histogram.smallest, d.sums.histogram.largest
@@ -72,3 +76,13 @@ def _are_of_samples(d: Diagnosis, far: float) -> bool:
         return False
     by_chance = d.sums.sequences / (1 + far / d.sums.sequences)
     return kinds.near[0] - by_chance >= SURE * math.sqrt(by_chance)
+
+
+def _are_of_places(d: Diagnosis) -> bool:
+    """Returns whether far tokens share their places, because most tokens there are far.
+
+    If a few tokens of a place are far, the square of their mean is a small share of their mean square.
+    """
+    count, absolute, squared, _ = d.of(Positions).table.sum(1).unbind(1)
+    is_far = (count >= TOKENS) & (absolute >= FAR * count) & (absolute.square() >= HALF * count * squared)
+    return float(squared[is_far].sum()) >= HALF * float(squared.sum())
