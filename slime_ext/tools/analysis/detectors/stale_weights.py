@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import median
+from statistics import fmean, median
 
 from slime_ext.tools.analysis.detectors.shared.ages import (
     CERTAIN,
@@ -21,6 +21,7 @@ from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures
 from slime_ext.tools.analysis.detectors.shared.explained import K3, explained, explained_by_tokens
 from slime_ext.tools.analysis.detectors.shared.healthy import is_healthy
 from slime_ext.tools.analysis.detectors.shared.kinds import side_by_side
+from slime_ext.tools.analysis.detectors.shared.push import RISES, STILL
 from slime_ext.tools.analysis.detectors.shared.sampling import is_scaled
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.rollouts import RolloutSummary, equally_certain, mean_k3
@@ -194,9 +195,10 @@ def _lagging(d: Diagnosis) -> Figures | None:
         "explains": explained(K3.of_rollouts(rollouts[1:]), K3.of_rollouts(rollouts[:1])),
         "rollouts": tuple(s.rollout_id for s in rollouts[1:]),
     }
-    if rollouts[1].version <= rollouts[0].version or rollouts[0].version < 0:
-        return figures if first < OTHER else None
     is_noisy = rollouts[0].absolute >= NOISY  # before any lag
+    if rollouts[1].version <= rollouts[0].version or rollouts[0].version < 0:
+        is_other = first >= OTHER or (is_noisy and _still_grows(rollouts))
+        return None if is_other else figures
     noise, untold = (("quantised",), (PUSHED, ROUNDED)) if is_noisy else ((), (PUSHED,))
     if _comes_back(rollouts):  # partial pushes and growing noise never return
         return figures | {"or_else": ("rollouts_apart",), "untold": (SAMPLED,)}
@@ -214,6 +216,19 @@ def _is_step(rollouts: list[RolloutSummary], began: Began | None) -> bool:
     onset = next((at for at, s in enumerate(rollouts) if began and s.rollout_id == began.rollout), 1)
     since = equally_certain(rollouts)[onset:]
     return len(since) >= AFTER and median(since[len(since) // 2 :]) < GROWS * since[0]
+
+
+def _still_grows(rollouts: list[RolloutSummary]) -> bool:
+    """Returns whether the distance grows up to the last rollouts.
+
+    A lag of some rollouts stops growing after as many. Noise stays, and so a sampler that is far off from
+    rollout 0 on and that the trainer leaves further behind has another policy.
+    """
+    since = equally_certain(rollouts)[1:]
+    third = max(len(since) // 3, 1)
+    parts = (since[:third], since[third:-third] or since, since[-third:])
+    first, middle, last = map(fmean, parts)
+    return len(since) >= AFTER and last >= max(RISES * first, STILL * middle)
 
 
 def _is_late(began: Began | None) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
-from tests.tools.analysis.detectors.toys import Policy, diagnosed, edited, findings, lagging, run
+from tests.tools.analysis.detectors.toys import Policy, diagnosed, edited, findings, lagging, run, sampled
 
 
 def frequency(logits, seen, at):
@@ -224,6 +224,26 @@ def test_no_lag_is_guessed_where_rollout_0_is_far_off_itself():
     teacher = policy.table + 1.4 * policy.normal(60, 60)
     unknown = edited(run(6, policy=policy, sampler=teacher), lambda r: {"versions": None, "newest": None})
     assert set(findings(unknown)) == {"another_policy"}
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_a_lag_is_guessed_beside_noise_unless_the_distance_grows_up_to_the_end(lag):
+    """A teacher stays, so that the trainer leaves it further and further behind; a lag stops growing.
+
+    Args:
+        lag: in rollouts; 0 is a teacher.
+    """
+    policy, tables, rollouts = Policy(moves=0.8), [], []
+    noise = 0.3 * policy.normal(60, 60)
+    for number in range(8):
+        tables.append(policy.table)
+        held = tables[max(number - lag, 0)] if lag else tables[0]
+        unknown = {"versions": None, "newest": None}
+        rollouts.append(sampled(policy, number, sampler=held + noise, **unknown))
+        policy.step()
+    found = findings(rollouts)
+    assert ("stale_weights" in found) == (lag > 0)
+    assert lag or set(found) == {"another_policy"}
 
 
 def tempered(rollouts):
