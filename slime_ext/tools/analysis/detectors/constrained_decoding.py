@@ -7,6 +7,7 @@ from dataclasses import field
 
 import torch
 
+from slime_ext.tools.analysis.detectors.shared.bends import same_text_factor
 from slime_ext.tools.analysis.detectors.shared.chunk_edges import chunk_edges
 from slime_ext.tools.analysis.detectors.shared.detector import Detector, Figures, Untold, need_tokens
 from slime_ext.tools.analysis.detectors.shared.explained import explained_by_tokens
@@ -188,7 +189,8 @@ def _one_sided(d: Diagnosis) -> Figures | None:
     far, ratio = d.of(OneSided), d.means.ratio_minus_one
     if far.below < MANY or far.above > ABOVE * far.below or chunk_edges(d):
         return None
-    if is_not_renormalised(d):
+    # Renormalising leaves differences of log-probs after the same text as they are.
+    if is_not_renormalised(d) or same_text_factor(d):
         return None
     # A masked end token moves others by less than a grammar does unless it had nearly all of the probability,
     # and like top-p it acts on every sample.

@@ -145,6 +145,15 @@ def test_smoothed_labels_scale_what_renormalising_leaves_alone():
     assert finding.name == "truncated_sampling" and not finding.or_else
 
 
+@pytest.mark.parametrize("weight", [0.15, 0.2])
+def test_smoothed_labels_are_no_grammar_however_far_they_move(weight):
+    """All tokens are far below 0, but a grammar leaves differences of log-probs after the same text alone."""
+    policy = Policy(moves=0.0)
+    policy.table = 3 * policy.table
+    (finding,) = findings(smoothed(run(6, policy=policy, samples=128), policy, weight)).values()
+    assert finding.name == "truncated_sampling" and finding.or_else == ("scaled_log_probs",)
+
+
 def of_likeliest(policy, count):
     """A sampler's table with top-k."""
     return policy.table.masked_fill(policy.table < policy.table.topk(count).values[:, -1:], -torch.inf)
