@@ -20,7 +20,7 @@ from benchmarks.faults.mechanisms import Runs, Samples, Toy
 from benchmarks.faults.model import BF16, FP8, FP32, How, Shape, Weights, stored
 from benchmarks.faults.world import GROUP, World, log_probs_of, resampled
 
-SEEN, UNSEEN = tuple(range(100, 136)), (136, 137, 138)
+SEEN, UNSEEN = (*range(100, 136), *range(141, 148)), (136, 137, 138)
 THINK_END = 2  # token id that ends a thought
 Run = Any  # of a world
 
