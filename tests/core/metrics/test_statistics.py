@@ -203,12 +203,18 @@ def test_ranks_add_up():
     assert names.scalars(merged) == pytest.approx(names.scalars(whole), rel=1e-12) and len(extra) == 2
 
 
-def test_quantiles_are_within_their_bound():
+@pytest.mark.parametrize("left_out", ["none", "masked", "without a log-prob"])
+def test_quantiles_are_within_their_bound(left_out):
+    """Tokens that do not count are left out, of which the histogram has all in the bin around 0."""
     torch.manual_seed(0)
-    log_ratio = torch.randn(5000, dtype=torch.float64) * 0.3
-    got = scalars(Correction(), one_long(log_ratio.tolist()))
+    log_ratio = torch.randn(5000, dtype=torch.float64) * 0.3 + 0.2
+    (batch,) = one_long(log_ratio.tolist(), [int(i % 3 > 0 or left_out != "masked") for i in range(5000)])
+    if left_out == "without a log-prob":
+        batch["behavior"] = [0.0 if i % 3 else math.nan for i in range(5000)]
+    counted = log_ratio if left_out == "none" else log_ratio[torch.arange(5000) % 3 > 0]
+    got = scalars(Correction(), [batch])
     for percent in (1, 10, 50, 90, 99):
-        exact = log_ratio.sort().values[math.ceil(percent * 50) - 1].item()
+        exact = counted.sort().values[math.ceil(percent * len(counted) / 100) - 1].item()
         assert math.log(got[f"ratio_p{percent:02d}"]) == pytest.approx(exact, rel=0.0308)
 
 
