@@ -686,13 +686,26 @@ def test_a_support_that_does_not_fit_is_refused():
             correction.loss(correction(packed), replace(packed, head=wrong), host_loss, BOUNDS)
 
 
-def test_a_support_leaves_no_tail_in_the_metrics():
-    packed, _, _ = with_support(oracle.random_batch(1, wild=False), 1)
+def tail_of(packed):
     correction = Correction("target", Reinforce(), (), center=Center(K))
     layout = MetricsLayout.of(correction)
     sums = measure(packed, correction(packed, observe=True), layout)
-    totals = dict(zip(layout.names, sums.sums.tolist(), strict=False))
-    assert totals["tail"] == 0.0
+    return dict(zip(layout.names, sums.sums.tolist(), strict=False))["tail"]
+
+
+def test_the_tail_in_the_metrics_is_that_of_the_tokens_that_count():
+    packed, _ = with_heads(oracle.random_batch(1), 1)
+    counts = packed.segments.full_mask & torch.tensor([*map(oracle.is_log_prob, packed.behavior.tolist())])
+    rows = packed.head.sampler[counts].tolist()
+    masses = [math.fsum(map(math.exp, row)) for row in rows]
+    assert 0 < len(rows) < len(counts)
+    assert tail_of(packed) == pytest.approx(math.fsum(1 - mass for mass in masses), rel=1e-9)
+    assert math.isnan(tail_of(replace(packed, head=None)))
+
+
+def test_a_support_leaves_no_tail_in_the_metrics():
+    packed, _, _ = with_support(oracle.random_batch(1, wild=False), 1)
+    assert tail_of(packed) == 0.0
 
 
 @pytest.mark.xdist_group(META)

@@ -315,6 +315,15 @@ def test_log_probs_within_are_a_masked_log_softmax_with_its_gradient(dtype, temp
     assert got[rows == 2].item() == 0 and not free.grad[2].any()  # a support of one token
 
 
+def test_log_probs_within_a_support_do_not_overflow():
+    """e^200 is beyond float32."""
+    logits, ids, _ = random_supports(4)
+    flat, rows, offsets = ragged(ids)
+    found = [log_probs_within(wide(logits).float() + far, flat, rows, offsets) for far in (0, 200, -200)]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_a_support_may_lie_on_any_ranks(parts):
     logits, ids, _ = random_supports(8, vocabulary=8)
