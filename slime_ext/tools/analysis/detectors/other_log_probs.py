@@ -296,6 +296,7 @@ DETECTOR = Detector(
 REPEATS, MATTERS = 40, 0.01  # tokens after equal texts; nats by which the trainer's log-probs of these differ
 EVEN = 0.01  # smallest k3 of a rollout over the largest
 NOISY, LEVEL = 0.05, 3.0  # nats, median |l| that two bfloat16 engines stay below; over the smallest median
+CERTAIN = 3.0  # standard errors of the mean ratio above 1
 AGREES = HEALTHY["k3_kl"][1] or 0.0  # nats of k3 of all other samples
 WHOLLY = 0.8  # share of unrelated samples in far prompts, if the cause is the log-probs of another text
 BETWEEN = 1.0  # samples with a correlation between both limits, for each unrelated sample
@@ -362,6 +363,15 @@ def _explained(d: Diagnosis, far: Tensor) -> Explained:
     return explained(unrelated, others).of_chosen()
 
 
+def _is_drawn(d: Diagnosis) -> bool:
+    """Returns whether tokens may be drawn from the recorded policy, as another prompt or weights leave them.
+
+    The mean ratio is then 1. Log-probs of another text bring it above 1.
+    """
+    ratio = d.means.ratio_minus_one
+    return ratio.value <= CERTAIN * ratio.error
+
+
 def _unrelated(d: Diagnosis) -> Figures | None:
     """Returns the figures if some samples' log-probs are unrelated on both sides, and others' are not."""
     by_sample, exchanged = d.of(Unrelated), d.of(Exchanged)
@@ -383,7 +393,7 @@ def _unrelated(d: Diagnosis) -> Figures | None:
     others = d.of(Sizes).sums.sum(0)[1:] - exchanged.far[:2]
     is_far = float(others[1]) > AGREES * float(others[0])  # what moves these may move the unrelated ones, too
     kinds = two_kinds(d)
-    if (is_mixed or is_far) and (kinds is None or not have_another_text(d, kinds)):
+    if (is_mixed or is_far) and (kinds is None or (_is_drawn(d) and not have_another_text(d, kinds))):
         return None
     if older_are_far(d):
         return None

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from slime_ext.tools.analysis.detectors import other_log_probs, stale_prefix
+from slime_ext.tools.analysis.detectors.shared.exchanged import have_another_text
+from slime_ext.tools.analysis.detectors.shared.kinds import two_kinds
 from tests.tools.analysis.detectors.toys import (
     LENGTH,
     PROMPTS,
@@ -351,6 +353,23 @@ def test_an_attempt_before_that_begins_as_the_kept_one_is_no_engine_of_its_own(t
 
     found = findings(edited(run(), retried))
     assert set(found) == {"other_log_probs"} and "an earlier attempt" in found["other_log_probs"].title
+
+
+@pytest.mark.parametrize(("times", "last"), [(6, 20), (8, 24)])
+def test_few_unrelated_of_many_far_samples_have_another_text_if_the_mean_ratio_is_above_1(times, last):
+    """Another prompt or other weights would leave it at 1."""
+    before = run(policy=Policy(9))
+
+    def retried(r):
+        ids, within = r.segments.ids, r.segments.within
+        is_other = (ids % 4 == 0) & ((within >= LENGTH - last) | (ids % (4 * times) == 0))
+        behavior = torch.where(is_other, before[r.rollout_id].behavior, r.behavior)
+        return {"behavior": behavior, "groups": None}
+
+    rollouts = edited(run(), retried)
+    kinds = two_kinds(diagnosed(rollouts))
+    assert kinds and not have_another_text(diagnosed(rollouts), kinds)
+    assert set(findings(rollouts)) == {"other_log_probs"}
 
 
 def shaken(rollouts, is_far):
