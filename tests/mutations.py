@@ -754,6 +754,36 @@ MUTATIONS = {
     "advantages with a gradient": Mutation(
         "core/losses.py", 'self._wide("advantages").detach()', 'self._wide("advantages")', "tests/test_tis.py"
     ),
+    "tokens that do not count have a ratio of 1": Mutation(
+        "core/metrics/totals.py",
+        'histogram[around_0] += named["counted"] - sum(histogram)',
+        "pass",
+        "tests/core/metrics/test_statistics.py",
+    ),
+    "tokens that do not count have a tail": Mutation(
+        "core/metrics/measure.py",
+        "torch.where(outcome.finite, tail, 0)",
+        "tail",
+        "tests/core/test_centering.py",
+    ),
+    "probabilities near 1 in float32": Mutation(
+        "ops/divergences.py", "log_probs.double().exp()", "log_probs.exp()", "tests/ops/test_equations.py"
+    ),
+    "a sampled token lies in the head": Mutation(
+        "host/rollout_heads.py", 'if what == "support" and (', "if (", "tests/host/test_heads.py"
+    ),
+    "advantages of a prompt are not divided": Mutation(
+        "tools/analysis/detectors/shared/estimators.py",
+        "return plain, plain / deviation.clip(1e-9)",
+        "return plain, plain",
+        "tests/tools/analysis/detectors/test_estimators.py",
+    ),
+    "the last quarter begins late": Mutation(
+        "tools/analysis/detectors/shared/along.py",
+        "reached >= 0.75)",
+        "reached >= 0.85)",
+        "tests/tools/analysis/detectors/test_along.py",
+    ),
     "a wrong line of a rehearsal is no failure": Mutation(
         "../slime_ext_cpu/rehearsal/main.py",
         "return FAILED if seen.status or any(line.state == checks.WRONG for line in lines) else 0",

@@ -124,6 +124,7 @@ def test_ess_is_a_fraction():
     assert ops.ess(column([1, 0, 5]), mask).item() == 0.5
     assert ops.ess(column([0, 0, 0]), mask).item() == 0
     assert ops.ess(column([math.inf, 1, 0]), mask).item() == 0.5
+    assert ops.ess(torch.tensor([1e30, 1e30, 0.0]), mask).item() == 1  # the square is beyond float32
     many = torch.full((20_000,), 1e152, dtype=torch.float64)  # the square of whose sum is beyond float64
     assert ops.ess(many, many > 0).item() == pytest.approx(1, rel=1e-12)
 
