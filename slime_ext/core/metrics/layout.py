@@ -30,8 +30,6 @@ HIGHEST = (
     "log_ratio_max",
     "log_ratio_min",
     "weight_max",
-    "sequence_log_ratio_max",
-    "sequence_log_ratio_min",
     "age_max",
     "age_steps_max",
 )

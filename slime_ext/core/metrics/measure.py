@@ -103,7 +103,7 @@ def measure(
         sums |= {name: term.sum(dtype=torch.float64) for name, term in zip(layout.terms, terms, strict=True)}
         if layout.head:
             sums[TAIL] = _missing_probability(tokens, outcome).sum()
-        of_sequences, sequence_highest, log_sums = _of_sequences(
+        of_sequences, largest_ages, log_sums = _of_sequences(
             outcome.sequences, tokens, zero, counts_sequences=counts_sequences
         )
         sums |= of_sequences
@@ -120,7 +120,7 @@ def measure(
                 **dict(zip(NUMBERS, rows.unbind(), strict=True)),
             }
             parts += _curves(tokens, behavior, [of_curves[name] for name in CURVE_COLUMNS])
-        highest = [*_extremes(outcome, uncounted), *sequence_highest]
+        highest = [*_extremes(outcome, uncounted), *largest_ages]
         return StepSums(torch.cat(parts), torch.stack(highest), log_sums)
 
 
@@ -200,16 +200,15 @@ def _of_sequences(
         counts_sequences: False adds up none.
 
     Returns:
-        The sums of ``PER_SEQUENCE`` and four maxima, [] float64 each, and two logarithms of sums, [2].
+        The sums of ``PER_SEQUENCE``, the two largest ages, [] float64 each, and two logarithms of sums, [2].
     """
     lowest = zero - torch.inf
     sums, ages_highest = dict.fromkeys(PER_SEQUENCE, zero), [lowest, lowest]
     if not (counts_sequences and tokens.segments.count):
-        return sums, [lowest, lowest, *ages_highest], torch.stack([lowest, lowest])
+        return sums, ages_highest, torch.stack([lowest, lowest])
     log_ratio, count = statistics.log_ratio, statistics.count  # both 0 where there is no response token
     absent = count == 0
     of_present = log_ratio.masked_fill(absent, -torch.inf)
-    smallest = log_ratio.masked_fill(absent, torch.inf).amin()
     present = count.count_nonzero()
     sums |= {"log_ratio": log_ratio.sum(), "response": count.sum(), "sequences": present}
     sums["kept_sequences"] = (
@@ -222,7 +221,7 @@ def _of_sequences(
             sums |= {total: torch.where(known, ages, 0).sum(), number: known.count_nonzero()}
             ages_highest[i] = torch.where(known, ages, -torch.inf).amax()
     log_sums = torch.stack([2 * of_present, of_present]).logsumexp(1)
-    return sums, [of_present.amax(), -smallest, *ages_highest], log_sums
+    return sums, ages_highest, log_sums
 
 
 def _curves(tokens: Tokens, behavior: Tensor, rows: Sequence[Tensor]) -> Iterator[Tensor]:
