@@ -419,6 +419,31 @@ def test_half_of_the_tokens_on_policy_have_a_median_of_1(log_ratios):
     assert scalars(Correction(), one_long(log_ratios))["ratio_p50"] == 1
 
 
+@dataclass(frozen=True)
+class BothBounds(Step):
+    """Bounds weights from above, and then from below."""
+
+    effects = frozenset({Effect.BOUND})
+
+    def __call__(self, state, inputs):
+        bounded = state.bound(state.weights.clamp(max=1.5))
+        return bounded.bound(bounded.weights.clamp(min=0.6))
+
+
+def test_each_step_counts_what_it_has_bounded_and_kept():
+    """Of 5 ratios, Truncate bounds 2 and BothBounds 1 more; Reject keeps 4, of which one was bounded."""
+    ratios = [1.0, 1.8, 3.0, 0.5, 0.9]
+    for step, bounded in ((Truncate(1.5), 2), (BothBounds(), 3)):
+        steps = (Reweight(), step, Reject("token", "ratio", high=2.0))
+        got = scalars(Correction(steps=steps), one_long([math.log(x) for x in ratios]))
+        found = {name.rpartition("/")[2]: x for name, x in got.items() if name.startswith("steps/")}
+        assert found == {
+            "clipped_fraction": bounded / 5,
+            "rejected_fraction": pytest.approx(1 / 5),
+            "kept_fraction": 4 / 5,
+        }
+
+
 def test_a_sequence_without_response_tokens_is_no_sample():
     batch = one_long([1.0]) + one_long([0.0]) + one_long([1.0], mask=[0])
     got = scalars(Correction(steps=(Reject("sequence", high=2.0),)), batch)
