@@ -50,6 +50,19 @@ def column(values):
     return torch.tensor([x for s in values for x in s], dtype=torch.float64)
 
 
+@pytest.mark.parametrize(
+    ("step", "log_ratios", "keep"),
+    [
+        (PrefixReject("k1", "sum", low=0.25, high=0.5), [-0.25, -0.25, -0.25], [1, 1, 0]),
+        (PrefixBudget("k2", high=0.5, budget=0.0, last=1.0, when="always"), [1.0, 0.0, 0.5], [1, 1, 0]),
+    ],
+)
+def test_both_ends_of_a_bound_of_prefixes_are_inside(step, log_ratios, keep):
+    zeros = dict.fromkeys(("behavior", "target", "advantage", "host_loss"), [0.0] * 3)
+    packed, _ = tokens([{"proximal": log_ratios, "mask": [1] * 3, **zeros}])
+    assert Correction(steps=(step,))(packed).keep.tolist() == keep
+
+
 @pytest.mark.parametrize("length", [100, 16_384])
 def test_equal_weights_have_a_sample_size_of_1_however_large_and_many(length):
     """The sequence's ratio is beyond float32 at 16,384 tokens, and then stands as its largest number."""
