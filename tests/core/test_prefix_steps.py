@@ -53,7 +53,8 @@ def column(values):
 @pytest.mark.parametrize(
     ("step", "log_ratios", "keep"),
     [
-        (PrefixReject("k1", "sum", low=0.25, high=0.5), [-0.25, -0.25, -0.25], [1, 1, 0]),
+        (PrefixReject("k1", "sum", low=-0.25, high=0.5), [-0.25, -0.25, -0.25], [1, 1, 0]),
+        (PrefixReject("k1", "sum", low=-0.25, high=0.5), [0.25, 0.0, 0.25], [1, 1, 0]),
         (PrefixBudget("k2", high=0.5, budget=0.0, last=1.0, when="always"), [1.0, 0.0, 0.5], [1, 1, 0]),
     ],
 )
