@@ -136,9 +136,13 @@ def _explains_less(other: str, name: str, shares: Mapping[str, Explained | None]
     The share of a SPOILT record does not count, however small it is. It is that of the tokens whose values
     are visibly wrong, and the others may be spoilt as well: under greedy sampling no token was drawn, but
     hardly any log-prob is 0. Whether sampling itself left such a value, its detector asks (``shared_value``).
+    Nor does the share of a cause count that its search may have missed at other tokens (``may_miss``), if the
+    later finding is a symptom, which is measured at all tokens that the cause reaches.
     """
     one, more = shares[other], shares[name]
     if one is None or more is None or DETECTORS[other].group == SPOILT or ANY_CAUSE in DETECTORS[name].after:
+        return False
+    if one.may_miss and DETECTORS[name].says == "symptom":
         return False
     return one.is_less_than(more)
 

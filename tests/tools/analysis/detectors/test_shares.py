@@ -15,6 +15,7 @@ from slime_ext.tools.analysis.detectors.shared.explained import LEAST, Explained
 from slime_ext.tools.analysis.findings import DETECTORS, left_to_others
 
 OPEN, WHOLE = Explained(0.6, 0.1, False), Explained(0.99, 0.01, True)
+SEARCHED = OPEN._replace(may_miss=True)
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,7 @@ def synthetic(monkeypatch):
         "first": usual,
         "second": replace(usual, after=("record", "first")),
         "third": replace(usual, after=("first", "second")),
+        "symptom": replace(usual, after=("first",), says="symptom"),
         "fallback": replace(usual, after=(ANY_CAUSE,)),
     }
     before = {name: frozenset(d.after) & detectors.keys() for name, d in detectors.items()}
@@ -46,6 +48,18 @@ CASES = {
     "the first is exact": ({"first": None, "second": WHOLE}, {"second": "first"}),
     "the second has no share": ({"first": OPEN, "second": None}, {"second": "first"}),
     "everything follows from the record": ({"record": OPEN, "second": WHOLE}, {"second": "record"}),
+    "a search may have missed what the symptom has": (
+        {"first": SEARCHED, "symptom": WHOLE},
+        {"symptom": "first"},
+    ),
+    "nothing was missed, and the symptom has more": (
+        {"first": OPEN, "symptom": WHOLE},
+        {"first": "symptom"},
+    ),
+    "another cause has what the search may have missed": (
+        {"first": SEARCHED, "second": WHOLE},
+        {"first": "second"},
+    ),
     "no cause was found": ({"first": OPEN, "fallback": WHOLE}, {"fallback": "first"}),
     "both are before the third": (
         {"first": OPEN, "second": OPEN, "third": WHOLE},
