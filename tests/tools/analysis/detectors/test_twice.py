@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from slime_ext.tools.analysis.detectors import engines_apart
+from slime_ext.tools.analysis.detectors.shared.detector import Lacks
 from slime_ext.tools.analysis.detectors.shared.twice import Twice
-from tests.tools.analysis.detectors.toys import findings
+from tests.tools.analysis.detectors.toys import diagnosed, findings
 from tests.tools.analysis.rollouts import rollout
 
 SAMPLES, LENGTH = 32, 12
@@ -63,3 +67,10 @@ def test_what_depends_on_the_length_of_the_response_is_no_dropout(spread):
     assert found and "dropout" not in {*found, *(name for one in found.values() for name in one.or_else)}
     found = findings([same_text(spread, i, lengths=lengths) for i in range(4)])
     assert "dropout" in found
+
+
+def test_without_enough_equal_text_nothing_is_said_of_the_engines(monkeypatch):
+    """Even if samples agree at many positions, which would rule the engines out."""
+    monkeypatch.setattr(engines_apart, "agrees_at_places", lambda d: True)
+    with pytest.raises(Lacks, match="the same text"):
+        engines_apart.look(diagnosed([replace(same_text(0.3), tokens=None)]))
