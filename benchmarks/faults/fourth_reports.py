@@ -94,7 +94,7 @@ def count_half(turns: Samples, run: Run) -> None:
 
 
 def first_draft(world: World) -> Callable[[Tensor, Any], Tensor]:
-    """At every third step a draft is taken unverified: the token that came after the last one before."""
+    """Every third token is an unverified draft: the one that followed the same token earlier in the text."""
 
     def emitted(log_probs: Tensor, rows: Any) -> Tensor:
         at, emits = len(rows.tokens), log_probs.exp()
@@ -212,7 +212,7 @@ FOURTH_REPORTS: dict[str, Report] = {
         ("some_prompts",),
     ),
     "read_too_early": Report(
-        "A prefill reads keys and values of a cached prefix before they have come back from host memory.",
+        "A prefill reads keys and values of a cached prefix before host memory has returned them.",
         "sgl-project/sglang#38217",
         ("stale_prefix", "prefix_mismatch", "prompt_cut"),
         world_of(prefills=read_too_early, handed=count_half),
